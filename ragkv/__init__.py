@@ -1,0 +1,1 @@
+"""ragkv: cited answers over long retrieved contexts on a compressed KV cache."""

@@ -1,0 +1,140 @@
+"""The attention function that ragkv registers with transformers: it delegates, and lets an observer look on.
+
+A forward pass given `observer=` hands it every layer's post-rotation queries and keys (at KV-head granularity) right
+after that layer's attention; without an observer it is plain attention. Nothing global is patched and no module is
+hooked: a model uses this function once its attention implementation is set to `implementation_name(...)`.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+from transformers.masking_utils import causal_mask_function, sdpa_mask
+
+from ragkv.errors import ConfigError
+
+BASES = ("sdpa", "flash_attention_2")
+
+
+class AttentionObserver(Protocol):
+    """Called once per attention layer and forward pass, after the layer's attention has been computed."""
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> None:
+        """query: (batch, heads, queries, head_dim); key, value: (batch, kv_heads, keys, head_dim)."""
+
+
+def implementation_name(base: str) -> str:
+    """The registered name of ragkv's attention on top of `base` ("sdpa" or "flash_attention_2")."""
+    if base not in BASES:
+        raise ConfigError(f"attn_implementation={base!r}: choose one of {', '.join(BASES)}")
+    # transformers takes every name that contains "flash" for one of its own kernels.
+    return "ragkv_sdpa" if base == "sdpa" else "ragkv_fa2"
+
+
+def causal_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    """Causal attention of queries that stand at the end of the keys (bottom-right aligned).
+
+    The part before the queries needs no mask and the queries' own square is plainly causal, so both run on the fast
+    kernel and are merged by their log-sum-exp; a mask over all keys would be slower and costs queries x keys bytes.
+
+    Args:
+        query: (batch, heads, queries, head_dim).
+        key, value: (batch, heads, keys, head_dim), keys > queries.
+    """
+    new = query.shape[-2]
+    past_out, past_lse = _attention_with_lse(query, key[..., :-new, :], value[..., :-new, :], scaling, causal=False)
+    self_out, self_lse = _attention_with_lse(query, key[..., -new:, :], value[..., -new:, :], scaling, causal=True)
+    past_share = torch.sigmoid(past_lse - self_lse).unsqueeze(-1)
+    return torch.lerp(self_out.float(), past_out.float(), past_share).to(query.dtype)
+
+
+def _attention_with_lse(
+    query: Tensor, key: Tensor, value: Tensor, scaling: float, *, causal: bool
+) -> tuple[Tensor, Tensor]:
+    """Attention output and the log of each row's softmax denominator (batch, heads, queries), in float32."""
+    if query.device.type == "cpu":
+        output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, dropout_p=0.0, is_causal=causal, scale=scaling
+        )
+    else:
+        output, lse, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
+            query, key, value, None, compute_log_sumexp=True, dropout_p=0.0, is_causal=causal, scale=scaling
+        )
+        lse = lse[..., : query.shape[-2]]  # the kernel pads rows to a multiple of 32
+    return output, lse
+
+
+def _sdpa(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any) -> Tensor:
+    queries, keys = query.shape[-2], key.shape[-2]
+    if mask is None and 1 < queries < keys:
+        groups = query.shape[1] // key.shape[1]
+        scaling = kwargs.get("scaling") or 1 / math.sqrt(query.shape[-1])
+        output = causal_attention(query, repeat_kv(key, groups), repeat_kv(value, groups), scaling)
+        return output.transpose(1, 2).contiguous()
+    return sdpa_attention_forward(module, query, key, value, mask, **kwargs)[0]
+
+
+def _flash(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any) -> Tensor:
+    if mask is not None:  # padded rows of a batch, or a sliding window: flash-attn takes no mask
+        return _sdpa(module, query, key, value, mask, **kwargs)
+    from flash_attn import flash_attn_func  # the optional extra [flash]
+
+    return flash_attn_func(  # type: ignore[no-any-return]
+        *(states.transpose(1, 2) for states in (query, key, value)),
+        softmax_scale=kwargs.get("scaling"),
+        causal=True,
+    )
+
+
+def _observed(base: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, None]]:
+    def attention(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        observer: AttentionObserver | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        output = base(module, query, key, value, attention_mask, **kwargs)
+        if observer is not None:
+            scaling = kwargs.get("scaling") or 1 / math.sqrt(query.shape[-1])
+            observer(int(module.layer_idx), query, key, value, scaling)  # type: ignore[arg-type]
+        return output, None
+
+    return attention
+
+
+def _mask(
+    *,
+    q_length: int,
+    kv_length: int,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Any] = causal_mask_function,
+    attention_mask: Tensor | None = None,
+    allow_is_causal_skip: bool = True,
+    **kwargs: Any,
+) -> Tensor | None:
+    """No mask where the attention function knows what to do by itself, else transformers' boolean one."""
+    padded = attention_mask is not None and not bool(attention_mask[:, kv_offset : kv_offset + kv_length].all())
+    if allow_is_causal_skip and mask_function is causal_mask_function and not padded:
+        return None
+    return sdpa_mask(  # type: ignore[no-any-return]
+        q_length=q_length,
+        kv_length=kv_length,
+        kv_offset=kv_offset,
+        mask_function=mask_function,
+        attention_mask=attention_mask,
+        allow_is_causal_skip=allow_is_causal_skip,
+        **kwargs,
+    )
+
+
+for _base, _function in (("sdpa", _sdpa), ("flash_attention_2", _flash)):
+    AttentionInterface.register(implementation_name(_base), _observed(_function))
+    AttentionMaskInterface.register(implementation_name(_base), _mask)

@@ -1,0 +1,97 @@
+"""The one place that knows how today's transformers spells things: forward arguments, rope types, what can be served."""
+
+import inspect
+from functools import cache as memoise
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
+
+from ragkv.attention import AttentionObserver, implementation_name
+from ragkv.cache import compressible, new_cache
+from ragkv.errors import ModelError
+
+
+@torch.inference_mode()
+def forward(
+    model: PreTrainedModel,
+    ids: Tensor,
+    cache: Cache,
+    positions: Tensor,
+    mask: Tensor | None = None,
+    observer: AttentionObserver | None = None,
+) -> Tensor:
+    """One forward pass that appends to the cache.
+
+    Args:
+        ids: (batch, new tokens).
+        positions: (batch, new tokens) logical positions.
+        mask: (batch, tokens seen with the new ones) bool, False on padding; None without padding.
+        observer: sees every layer's attention.
+
+    Returns:
+        Logits of the last token, (batch, vocabulary).
+    """
+    options: dict[str, Any] = {_cache_argument(type(model)): cache}
+    if observer is not None:
+        options["observer"] = observer
+    output = model(
+        input_ids=ids,
+        attention_mask=mask,
+        position_ids=positions,
+        use_cache=True,
+        logits_to_keep=1,
+        **options,
+    )
+    return output.logits[:, -1]  # type: ignore[no-any-return]
+
+
+@memoise
+def _cache_argument(model_class: type[PreTrainedModel]) -> str:
+    """`cache` since transformers 5.24, `past_key_values` before."""
+    return "cache" if "cache" in inspect.signature(model_class.forward).parameters else "past_key_values"
+
+
+def prepare(model: PreTrainedModel, base: str) -> None:
+    """Switch a loaded model to the observed attention and make sure that ragkv can serve it.
+
+    Raises:
+        ModelError: the architecture does not use transformers' attention interface, shares K/V between layers, or caps
+            its attention logits; the text names it.
+    """
+    name, config = type(model).__name__, model.config.get_text_config()
+    if not getattr(model, "_supports_attention_backend", False):
+        raise ModelError(f"{name} cannot be served: it does not use transformers' attention interface")
+    if getattr(config, "num_kv_shared_layers", 0):
+        raise ModelError(f"{name} cannot be served: its layers share K/V, so none can be compressed alone")
+    if getattr(config, "attn_logit_softcapping", None):
+        raise ModelError(f"{name} cannot be served: sdpa and its observer know no soft-capped attention logits")
+    model.set_attn_implementation(implementation_name(base))
+    _probe(model, name)
+
+
+def _probe(model: PreTrainedModel, name: str) -> None:
+    """Run four tokens and see that every full-attention layer shows its keys as they are cached."""
+    cache, seen = new_cache(model.config), set[int]()
+
+    def observer(layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> None:
+        if key.shape == cache.layers[layer].keys.shape and value.shape == cache.layers[layer].values.shape:
+            seen.add(layer)
+
+    tokens = torch.arange(4, device=model.device).unsqueeze(0)
+    try:
+        forward(model, tokens, cache, tokens, observer=observer)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ModelError(f"{name} cannot be served: a trial of four tokens failed ({error})") from error
+    missing = [index for index, _ in compressible(cache) if index not in seen]
+    if missing:
+        raise ModelError(f"{name} cannot be served: the attention of its layers {missing} cannot be observed")
+
+
+def rope_depends_on_length(model: PreTrainedModel) -> bool:
+    """Whether the rotation of a token depends on how long the prompt is (so that chunks would rotate differently)."""
+    rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+    types = {rope.get("rope_type")} | {entry.get("rope_type") for entry in rope.values() if isinstance(entry, dict)}
+    return bool(types & {"dynamic", "longrope"})

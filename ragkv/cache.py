@@ -1,0 +1,150 @@
+"""The KV cache that can forget: it holds fewer entries than it has seen, and says so to transformers.
+
+The *logical* length (tokens seen) fixes the position of the next token; the *physical* length is what is stored. Keys
+keep the rotation of the position they were seen at, so nothing moves when entries between them go.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import PreTrainedConfig
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+
+_GROWTH = 256  # slots added when the buffer is full, so that a decoding step copies one token and not the cache
+
+
+class CompressibleLayer(DynamicLayer):
+    """K/V of one full-attention layer, (batch, kv_heads, physical length, head_dim), of which some may be dropped.
+
+    Attributes:
+        positions: (batch, kv_heads, kept) int32 prompt positions that the last `keep` left, ascending; None before it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0
+        self.positions: Tensor | None = None
+        self._buffers: tuple[Tensor, Tensor] | None = None
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+        self.seen += key_states.shape[-2]
+        if not self.is_initialized:
+            self.device = key_states.device
+            self.keys, self.values, self.is_initialized = key_states, value_states, True
+        else:
+            self._append(key_states, value_states)
+        return self.keys, self.values
+
+    def _append(self, key_states: Tensor, value_states: Tensor) -> None:
+        old, new = self.keys.shape[-2], key_states.shape[-2]
+        if self._buffers is None or not self._fits(old + new):
+            self._buffers = tuple(  # type: ignore[assignment]
+                states.new_empty((*states.shape[:-2], old + new + _GROWTH, states.shape[-1]))
+                for states in (self.keys, self.values)
+            )
+            for buffer, states in zip(self._buffers, (self.keys, self.values), strict=True):
+                buffer[..., :old, :] = states
+        for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):
+            buffer[..., old : old + new, :] = states
+        self.keys, self.values = (buffer[..., : old + new, :] for buffer in self._buffers)
+
+    def _fits(self, length: int) -> bool:
+        """Whether the entries still are the head of the buffer (nobody replaced them) and `length` fit into it."""
+        buffer = self._buffers[0]
+        same = buffer.data_ptr() == self.keys.data_ptr() and buffer.shape[:2] == self.keys.shape[:2]
+        return same and length <= buffer.shape[-2]
+
+    def keep(self, positions: Tensor) -> None:
+        """Drop every entry but these.
+
+        Args:
+            positions: (batch, kv_heads, kept) indices into the stored entries, ascending.
+        """
+        index = positions.unsqueeze(-1)
+        self.keys = self.keys.gather(2, index.expand(-1, -1, -1, self.keys.shape[-1]))
+        self.values = self.values.gather(2, index.expand(-1, -1, -1, self.values.shape[-1]))
+        self.positions, self._buffers = positions.to(torch.int32), None
+
+    def get_seq_length(self) -> int:
+        return self.seen
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        physical = self.keys.shape[-2] if self.is_initialized else 0
+        return physical + query_length, self.seen - physical
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last `-tokens_to_remove` tokens (a negative number, as in transformers)."""
+        super().crop(tokens_to_remove)
+        self.seen += tokens_to_remove
+
+    def reset(self) -> None:
+        super().reset()
+        self.seen, self.positions, self._buffers = 0, None, None
+
+
+def new_cache(config: PreTrainedConfig) -> DynamicCache:
+    """An empty cache for a model: full-attention layers can be compressed, all others are transformers' own."""
+    cache = DynamicCache(config=config)
+    cache.layers = [CompressibleLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    return cache
+
+
+def compressible(cache: Cache) -> list[tuple[int, CompressibleLayer]]:
+    """The layers of full attention with their indices."""
+    return [(i, layer) for i, layer in enumerate(cache.layers) if isinstance(layer, CompressibleLayer)]
+
+
+def kv_bytes(cache: Cache) -> int:
+    """Bytes of the keys and values that the cache holds now."""
+    return sum(_layer_bytes(layer) for layer in cache.layers)
+
+
+def kv_bytes_full(cache: Cache) -> int:
+    """Bytes that the same cache would hold had no full-attention layer dropped anything."""
+    total = 0
+    for layer in cache.layers:
+        held = _layer_bytes(layer)
+        if isinstance(layer, CompressibleLayer) and layer.is_initialized:
+            held = held // layer.keys.shape[-2] * layer.seen
+        total += held
+    return total
+
+
+def _layer_bytes(layer: object) -> int:
+    states = (getattr(layer, "keys", None), getattr(layer, "values", None))
+    return sum(tensor.numel() * tensor.element_size() for tensor in states if tensor is not None)
+
+
+def join(caches: Sequence[Cache]) -> tuple[Cache, Tensor | None]:
+    """One cache for a batch out of single-row caches, left-padded to the longest.
+
+    Returns:
+        The joined cache, and the mask (rows, longest logical length) that is False on padding, or None if no row has
+        any. A row's padding ends where its prompt begins, whether or not its entries were compressed: a compressed row
+        fills all the slots that there are.
+    """
+    lengths = [cache.get_seq_length() for cache in caches]
+    longest = max(lengths)
+    joined = caches[0]
+    for rows in zip(*(cache.layers for cache in caches), strict=True):
+        _join_layers(rows, longest)
+    if min(lengths) == longest:
+        return joined, None
+    slots = torch.arange(longest)
+    return joined, torch.stack([slots >= longest - length for length in lengths])
+
+
+def _join_layers(rows: Sequence[DynamicLayer], longest: int) -> None:
+    """Stack the rows' entries into the first row's layer."""
+    slots = max(row.keys.shape[-2] for row in rows)
+    for name in ("keys", "values"):
+        states = [getattr(row, name) for row in rows]
+        padded = [F.pad(state, (0, 0, slots - state.shape[-2], 0)) for state in states]
+        setattr(rows[0], name, torch.cat(padded))
+    first = rows[0]
+    if isinstance(first, CompressibleLayer):
+        first.seen, first.positions = longest, None
+    elif isinstance(first, DynamicSlidingWindowLayer):
+        first.cumulative_length = longest

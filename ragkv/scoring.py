@@ -1,0 +1,56 @@
+"""How much the end of the prompt looks at each earlier token: pure functions of tensors, no model, no cache.
+
+Source: SnapKV, arXiv 2404.14469, section 4 ("voting" and "clustering"); grouped-query heads vote together, so that
+what is kept stays at KV-head granularity.
+"""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Pooling = Literal["avg", "max"]
+GQAReduction = Literal["mean", "max", "sum"]
+
+
+def window_votes(
+    query: Tensor, key: Tensor, scaling: float, window_size: int, gqa_reduction: GQAReduction = "mean"
+) -> Tensor:
+    """Attention that the observation window gives to every token before it.
+
+    Args:
+        query: (batch, heads, queries >= window_size, head_dim), after rotation; the last ones are the window.
+        key: (batch, kv_heads, length, head_dim), after rotation.
+        scaling: factor of the attention logits, the model's own.
+        window_size: number of last queries that vote.
+        gqa_reduction: how the query heads of one KV head join their votes.
+
+    Returns:
+        (batch, kv_heads, length - window_size) float32: attention summed over the window's rows.
+    """
+    batch, heads, _, head_dim = query.shape
+    kv_heads, length = key.shape[1], key.shape[2]
+    window = query[:, :, -window_size:].reshape(batch, kv_heads, -1, head_dim)
+    logits = (window @ key.transpose(-1, -2)).float().mul_(scaling)
+    logits = logits.view(batch, kv_heads, heads // kv_heads, window_size, length)
+    future = torch.ones(window_size, window_size, dtype=torch.bool, device=key.device).triu(1)
+    logits[..., length - window_size :].masked_fill_(future, -torch.inf)
+    votes = logits.softmax(dim=-1)[..., : length - window_size].sum(dim=-2)
+    if gqa_reduction == "max":
+        return votes.amax(dim=2)
+    return votes.mean(dim=2) if gqa_reduction == "mean" else votes.sum(dim=2)
+
+
+def pool_votes(votes: Tensor, kernel_size: int, pooling: Pooling = "avg") -> Tensor:
+    """Let neighbours share their votes, so that clusters survive and not single tokens.
+
+    Args:
+        votes: (batch, kv_heads, length), not negative.
+        kernel_size: odd width of the pool; 1 changes nothing. Beyond both ends the votes count as zero.
+
+    Returns:
+        The pooled votes, of the same shape.
+    """
+    pool = F.avg_pool1d if pooling == "avg" else F.max_pool1d
+    return pool(votes, kernel_size, stride=1, padding=kernel_size // 2)
