@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
@@ -124,7 +123,7 @@ def _mask(
     padded = attention_mask is not None and not bool(attention_mask[:, kv_offset : kv_offset + kv_length].all())
     if allow_is_causal_skip and mask_function is causal_mask_function and not padded:
         return None
-    return sdpa_mask(  # type: ignore[no-any-return]
+    return sdpa_mask(
         q_length=q_length,
         kv_length=kv_length,
         kv_offset=kv_offset,

@@ -1,7 +1,6 @@
-"""The one place that knows how today's transformers spells things: forward arguments, rope types, what can be served."""
+"""The one place that knows how today's transformers spells things: arguments, rope types, what can be served."""
 
 import inspect
-from functools import cache as memoise
 from typing import Any
 
 import torch
@@ -34,7 +33,7 @@ def forward(
     Returns:
         Logits of the last token, (batch, vocabulary).
     """
-    options: dict[str, Any] = {_cache_argument(type(model)): cache}
+    options: dict[str, Any] = {_cache_argument(model): cache}
     if observer is not None:
         options["observer"] = observer
     output = model(
@@ -48,10 +47,9 @@ def forward(
     return output.logits[:, -1]  # type: ignore[no-any-return]
 
 
-@memoise
-def _cache_argument(model_class: type[PreTrainedModel]) -> str:
-    """`cache` since transformers 5.24, `past_key_values` before."""
-    return "cache" if "cache" in inspect.signature(model_class.forward).parameters else "past_key_values"
+def _cache_argument(model: PreTrainedModel) -> str:
+    """`cache` in new releases of transformers, `past_key_values` before."""
+    return "cache" if "cache" in inspect.signature(type(model).forward).parameters else "past_key_values"
 
 
 def prepare(model: PreTrainedModel, base: str) -> None:
@@ -75,9 +73,11 @@ def prepare(model: PreTrainedModel, base: str) -> None:
 def _probe(model: PreTrainedModel, name: str) -> None:
     """Run four tokens and see that every full-attention layer shows its keys as they are cached."""
     cache, seen = new_cache(model.config), set[int]()
+    layers = dict(compressible(cache))
 
     def observer(layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> None:
-        if key.shape == cache.layers[layer].keys.shape and value.shape == cache.layers[layer].values.shape:
+        stored = layers.get(layer)
+        if stored is not None and key.shape == stored.keys.shape and value.shape == stored.values.shape:
             seen.add(layer)
 
     tokens = torch.arange(4, device=model.device).unsqueeze(0)
@@ -85,7 +85,7 @@ def _probe(model: PreTrainedModel, name: str) -> None:
         forward(model, tokens, cache, tokens, observer=observer)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ModelError(f"{name} cannot be served: a trial of four tokens failed ({error})") from error
-    missing = [index for index, _ in compressible(cache) if index not in seen]
+    missing = sorted(layers.keys() - seen)
     if missing:
         raise ModelError(f"{name} cannot be served: the attention of its layers {missing} cannot be observed")
 

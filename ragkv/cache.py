@@ -15,20 +15,26 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicS
 _GROWTH = 256  # slots added when the buffer is full, so that a decoding step copies one token and not the cache
 
 
-class CompressibleLayer(DynamicLayer):
+class CompressibleLayer(DynamicLayer):  # type: ignore[no-untyped-call]
     """K/V of one full-attention layer, (batch, kv_heads, physical length, head_dim), of which some may be dropped.
 
     Attributes:
+        seen: logical length.
         positions: (batch, kv_heads, kept) int32 prompt positions that the last `keep` left, ascending; None before it.
     """
 
+    keys: Tensor
+    values: Tensor
+
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.seen = 0
         self.positions: Tensor | None = None
-        self._buffers: tuple[Tensor, Tensor] | None = None
+        self._buffers: tuple[Tensor, ...] = ()
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
         self.seen += key_states.shape[-2]
         if not self.is_initialized:
             self.device = key_states.device
@@ -38,23 +44,21 @@ class CompressibleLayer(DynamicLayer):
         return self.keys, self.values
 
     def _append(self, key_states: Tensor, value_states: Tensor) -> None:
-        old, new = self.keys.shape[-2], key_states.shape[-2]
-        if self._buffers is None or not self._fits(old + new):
-            self._buffers = tuple(  # type: ignore[assignment]
-                states.new_empty((*states.shape[:-2], old + new + _GROWTH, states.shape[-1]))
-                for states in (self.keys, self.values)
-            )
-            for buffer, states in zip(self._buffers, (self.keys, self.values), strict=True):
-                buffer[..., :old, :] = states
+        old = self.keys.shape[-2]
+        new = old + key_states.shape[-2]
+        if not self._has_room(new):
+            self._buffers = tuple(_grown(states, new + _GROWTH) for states in (self.keys, self.values))
         for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):
-            buffer[..., old : old + new, :] = states
-        self.keys, self.values = (buffer[..., : old + new, :] for buffer in self._buffers)
+            buffer[..., old:new, :] = states
+        self.keys, self.values = (buffer[..., :new, :] for buffer in self._buffers)
 
-    def _fits(self, length: int) -> bool:
-        """Whether the entries still are the head of the buffer (nobody replaced them) and `length` fit into it."""
+    def _has_room(self, length: int) -> bool:
+        """Whether the entries still are the head of the buffers (nobody replaced them) and `length` fit into those."""
+        if not self._buffers:
+            return False
         buffer = self._buffers[0]
-        same = buffer.data_ptr() == self.keys.data_ptr() and buffer.shape[:2] == self.keys.shape[:2]
-        return same and length <= buffer.shape[-2]
+        untouched = buffer.data_ptr() == self.keys.data_ptr() and buffer.shape[:2] == self.keys.shape[:2]
+        return untouched and length <= buffer.shape[-2]
 
     def keep(self, positions: Tensor) -> None:
         """Drop every entry but these.
@@ -65,7 +69,7 @@ class CompressibleLayer(DynamicLayer):
         index = positions.unsqueeze(-1)
         self.keys = self.keys.gather(2, index.expand(-1, -1, -1, self.keys.shape[-1]))
         self.values = self.values.gather(2, index.expand(-1, -1, -1, self.values.shape[-1]))
-        self.positions, self._buffers = positions.to(torch.int32), None
+        self.positions, self._buffers = positions.to(torch.int32), ()
 
     def get_seq_length(self) -> int:
         return self.seen
@@ -81,7 +85,14 @@ class CompressibleLayer(DynamicLayer):
 
     def reset(self) -> None:
         super().reset()
-        self.seen, self.positions, self._buffers = 0, None, None
+        self.seen, self.positions, self._buffers = 0, None, ()
+
+
+def _grown(states: Tensor, slots: int) -> Tensor:
+    """A buffer of `slots` slots that begins with these states."""
+    buffer = states.new_empty((*states.shape[:-2], slots, states.shape[-1]))
+    buffer[..., : states.shape[-2], :] = states
+    return buffer
 
 
 def new_cache(config: PreTrainedConfig) -> DynamicCache:
@@ -138,9 +149,9 @@ def join(caches: Sequence[Cache]) -> tuple[Cache, Tensor | None]:
 
 def _join_layers(rows: Sequence[DynamicLayer], longest: int) -> None:
     """Stack the rows' entries into the first row's layer."""
-    slots = max(row.keys.shape[-2] for row in rows)
     for name in ("keys", "values"):
-        states = [getattr(row, name) for row in rows]
+        states: list[Tensor] = [getattr(row, name) for row in rows]
+        slots = max(state.shape[-2] for state in states)
         padded = [F.pad(state, (0, 0, slots - state.shape[-2], 0)) for state in states]
         setattr(rows[0], name, torch.cat(padded))
     first = rows[0]

@@ -56,7 +56,9 @@ def encode_text(tokenizer: PreTrainedTokenizerBase, text: str) -> Prompt:
 
 
 def encode_chat(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> Prompt:
     """Render messages through the tokenizer's chat template, ready for the assistant's reply.
 
@@ -93,9 +95,7 @@ def _render(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], 
     if tokenizer.chat_template is None:
         first = tokenizer.bos_token or ""
         return first + "\n\n".join(message["content"] for message in messages) + "\n\n"
-    return str(
-        tokenizer.apply_chat_template(messages, tools=tools or None, tokenize=False, add_generation_prompt=True)
-    )
+    return str(tokenizer.apply_chat_template(messages, tools=tools or None, tokenize=False, add_generation_prompt=True))
 
 
 def _with_holes(value: Any, holes: dict[str, Segment], control: re.Pattern[str]) -> Any:

@@ -11,7 +11,7 @@ from typing import TypeAlias, cast
 
 from ragkv.errors import DocumentError
 
-JSON: TypeAlias = "None | bool | int | float | str | list[JSON] | dict[str, JSON]"
+JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Document:
 
 
 def parse_row(row: Mapping[str, JSON], where: str, source: str = "") -> Document:
-    """A document from a JSON object: "text", perhaps "id", "title", "source"; all other fields become metadata.
+    """A document from a JSON object: "text", perhaps "id", "title", "source"; other fields become metadata.
 
     An object under "metadata" is metadata too. `source` is used when the row names none.
 

@@ -1,4 +1,4 @@
-"""Texts as vectors: what an index asks of an embedding model, and the sentence-transformers model that is used.
+"""Texts as vectors: what an index asks of an embedding model, and the one from sentence-transformers.
 
 The model is loaded at first use, because importing sentence-transformers takes seconds.
 """
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ragkv.errors import ModelError
 from ragkv.progress import Progress
 
 if TYPE_CHECKING:
@@ -61,23 +62,37 @@ class SentenceTransformerEmbedder:
     def name(self) -> str:
         """The packaged model's name, a hub id, or a folder's name with a hash of its files."""
         folder = Path(self._source)
-        return f"{folder.name}@{_fingerprint(folder)}" if folder.is_dir() else str(self._source)
+        if self._source == PACKAGED_MODEL or not folder.is_dir():
+            return str(self._source)
+        return f"{folder.name}@{_fingerprint(folder)}"
 
     @cached_property
     def _model(self) -> "SentenceTransformer":
         from sentence_transformers import SentenceTransformer
 
         source = self._source
-        if source == PACKAGED_MODEL and not Path(source).is_dir():
+        if source == PACKAGED_MODEL:
             from ragkv import models
 
             source = models.fetch(PACKAGED_MODEL)
-        return SentenceTransformer(str(source), device=self._device)
+        try:
+            model = SentenceTransformer(str(source), device=self._device)
+        except (OSError, ValueError) as error:
+            reason = " ".join(str(error).split())[:160]
+            raise ModelError(
+                f"{source}: not a sentence-transformers model ({reason}): check the name"
+            ) from error
+        if model.max_seq_length is None or model.get_embedding_dimension() is None:
+            raise ModelError(
+                f"{source}: does not state its sequence length and dimension: choose another model"
+            )
+        return model
 
     @property
     def max_tokens(self) -> int:
         """The model's sequence length less its special tokens (254 for all-MiniLM-L6-v2)."""
-        return int(self._model.max_seq_length) - int(self._model.tokenizer.num_special_tokens_to_add())
+        special_tokens: int = self._model.tokenizer.num_special_tokens_to_add()
+        return (self._model.max_seq_length or 0) - special_tokens
 
     def count_tokens(self, text: str) -> int:
         """Tokens of the text, nothing cut off, special tokens not counted."""
@@ -86,8 +101,7 @@ class SentenceTransformerEmbedder:
 
     def encode(self, texts: Sequence[str], progress: Progress | None = None) -> Vectors:
         """Embeds texts as unit vectors of shape (len(texts), dimension); the model cuts off longer texts."""
-        dimension = self._model.get_embedding_dimension()
-        vectors = np.empty((len(texts), int(dimension or 0)), dtype=np.float32)
+        vectors = np.empty((len(texts), self._model.get_embedding_dimension() or 0), dtype=np.float32)
         for start in range(0, len(texts), TEXTS_PER_REPORT):
             batch = list(texts[start : start + TEXTS_PER_REPORT])
             vectors[start : start + len(batch)] = self._model.encode(

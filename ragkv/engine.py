@@ -205,7 +205,12 @@ class _Reply:
     prefilled: Prefilled
 
     def __init__(
-        self, row: int, engine: Engine, prompt: Prompt, sampling: SamplingParams, constraint: Constraint | None
+        self,
+        row: int,
+        engine: Engine,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        constraint: Constraint | None,
     ) -> None:
         self.row, self.prompt = row, prompt
         self.sampler = Sampler(sampling, prompt.ids, constraint)

@@ -10,18 +10,35 @@ from io import BytesIO
 from pathlib import Path
 from typing import NoReturn
 
-from bs4 import BeautifulSoup, NavigableString
+from bs4 import BeautifulSoup
 from bs4.dammit import EncodingDetector
+from bs4.element import NavigableString
 from pypdf import PdfReader
 from pypdf.errors import DependencyError, FileNotDecryptedError
 
 from ragkv.documents import JSON, Document, parse_row
 from ragkv.errors import DocumentError
 
-PARAGRAPH_TAGS = (
-    "address article aside blockquote body dd div dl dt fieldset figure figcaption footer form "
-    "h1 h2 h3 h4 h5 h6 header hr main nav ol p pre section table ul"
-).split()
+PARAGRAPH_TAGS = [
+    *["address", "article", "aside", "blockquote", "body", "dd", "div", "dl", "dt", "fieldset", "figure"],
+    *[
+        "figcaption",
+        "footer",
+        "form",
+        "h1",
+        "h2",
+        "h3",
+        "h4",
+        "h5",
+        "h6",
+        "header",
+        "hr",
+        "main",
+        "nav",
+        "ol",
+    ],
+    *["p", "pre", "section", "table", "ul"],
+]
 LINE_TAGS = ["br", "li", "option", "tr"]
 
 

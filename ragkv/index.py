@@ -82,7 +82,7 @@ class Index:
     def search(self, query: str, k: int) -> list[Hit]:
         """The `k` passages most like the query (all, if there are fewer), best first; ties in passage order.
 
-        A query longer than the embedder reads is cut up like a document and the vectors of its parts averaged.
+        One longer than the embedder reads is cut up like a document, and the vectors of its parts averaged.
 
         Raises:
             ConfigError: the query is blank or `k` below one.
@@ -94,10 +94,8 @@ class Index:
         parts = split_text(query, self._embedder.count_tokens, self._embedder.max_tokens)
         vectors = _unit_vectors(self._embedder.encode(parts), len(parts), self._embedder)
         if vectors.shape[1] != self._vectors.shape[1]:
-            raise DocumentError(
-                f"the index has {self._vectors.shape[1]} dimensions, {self._embedder.name} {vectors.shape[1]}: "
-                "rebuild the index"
-            )
+            sizes = f"{self._vectors.shape[1]} dimensions, {self._embedder.name} gives {vectors.shape[1]}"
+            raise DocumentError(f"the index has {sizes}: rebuild it from the documents")
         ranked = self._rank(vectors.mean(axis=0, keepdims=True), min(k, len(self)))
         return [Hit(self.passages[at], score, rank) for rank, (score, at) in enumerate(ranked, 1)]
 
@@ -118,7 +116,7 @@ class Index:
     ) -> list[Document]:
         """The best-ranked passages that fit into `token_budget` prompt tokens, best first.
 
-        Stops at the first passage that does not fit: none is cut, and none is passed over for a worse, shorter one.
+        Stops at the first passage that does not fit: none is cut, and none skipped for a shorter, worse one.
 
         Args:
             query: what the passages should help to answer.
@@ -134,9 +132,8 @@ class Index:
             needed = count_tokens(hit.document)
             if used + needed > token_budget:
                 if not chosen:
-                    raise ConfigError(
-                        f"token_budget={token_budget} is less than the {needed} tokens of the best passage: raise it"
-                    )
+                    best = f"the {needed} tokens of the best passage"
+                    raise ConfigError(f"token_budget={token_budget} is less than {best}: raise it")
                 break
             chosen.append(hit.document)
             used += needed

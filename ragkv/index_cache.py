@@ -24,8 +24,8 @@ def cached_index(
 ) -> Index:
     """The index of files and folders: read from the cache when nothing changed, else built and stored there.
 
-    What it depends on is the content of the documents, the embedder's name and the passage length. A stored index
-    that is damaged is built again.
+    It depends on the content of the documents, the embedder's name and the passage length. A stored index that
+    is damaged is built again.
 
     Args:
         paths: files and folders, see `read_paths`.

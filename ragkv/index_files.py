@@ -1,7 +1,7 @@
-"""An index on disk: passages as JSON lines, vectors as safetensors, and a manifest that names and vouches for both.
+"""An index on disk: passages (JSON lines), vectors (safetensors), and a manifest that vouches for both.
 
-Nothing in the folder is trusted: versions, names, counts and hashes are checked before anything is parsed, and
-neither format can hold code. The manifest is replaced last, in one step, so a reader finds the old index or the new.
+Nothing in the folder is trusted: versions, names, hashes and counts are checked, and no format can hold code.
+The manifest is replaced last, in one step, so a reader finds the old index or the new one.
 """
 
 import hashlib
@@ -79,6 +79,8 @@ def read_index(folder: Path, embedder: str) -> tuple[list[Document], Vectors]:
         raise _unusable(
             folder, f"is damaged ({len(passages)} passages, vectors {vectors.shape}, not {shape})"
         )
+    if not np.isfinite(vectors).all():
+        raise _unusable(folder, "is damaged (vectors that are not finite)")
     return passages, vectors
 
 
@@ -108,7 +110,7 @@ def _data_file(folder: Path, kind: str, sha256: str) -> Path:
 
 
 def _read_data(folder: Path, manifest: dict[str, JSON], kind: str) -> bytes:
-    """The bytes of a data file, which are what the manifest promises; its name cannot lead out of the folder."""
+    """The bytes of a data file, as hashed in the manifest; its name cannot lead out of the folder."""
     hashes = manifest.get("sha256")
     sha256 = hashes.get(kind) if isinstance(hashes, dict) else None
     path = _data_file(folder, kind, str(sha256))

@@ -41,7 +41,7 @@ def in_segments(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def merge_neighbours(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Join runs of system, user or assistant messages, as templates want the roles to alternate; tool calls stay apart."""
+    """Join runs of system, user or assistant messages: templates want roles to alternate. Tool calls stay apart."""
     merged: list[dict[str, Any]] = []
     for message in messages:
         same_role = bool(merged) and merged[-1]["role"] == message["role"] and message["role"] in _MERGEABLE

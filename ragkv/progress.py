@@ -1,4 +1,4 @@
-"""How long-running steps report: a callable that is told what is going on, how much is done, and of how much."""
+"""How long-running steps report: a callable told what is going on, how much is done, and of how much."""
 
 from collections.abc import Callable
 

@@ -21,8 +21,8 @@ def read_paths(
 ) -> list[Document]:
     """Reads files and, in sorted order, all files below folders whose suffix has a reader.
 
-    Below a folder, hidden files and files of other kinds are passed over; links that leave it are not followed
-    (with a warning). Repeats of the same document are read once.
+    Below a folder, hidden files and files of other kinds are passed over; links that leave it are not
+    followed (with a warning). Repeats of the same document are read once.
 
     Args:
         paths: files and folders; one that is named twice is read once.

@@ -45,7 +45,7 @@ class Sampler:
             logits = self._constraint.mask(logits)
         if self._processors:
             ids = torch.tensor([self._ids], device=logits.device)
-            logits = self._processors(ids, logits.unsqueeze(0)).squeeze(0)
+            logits = self._processors(ids, logits.unsqueeze(0)).squeeze(0)  # type: ignore[arg-type]
         token = int(logits.argmax()) if self._greedy else self._draw(logits)
         self._ids.append(token)
         if self._constraint is not None:

@@ -21,4 +21,4 @@ class FullKV:
         return 1
 
     def score(self, observation: Observation) -> Tensor:
-        return observation.key.new_zeros(observation.key.shape[:2] + (observation.key.shape[2] - 1,))
+        return observation.key.new_zeros((*observation.key.shape[:2], observation.key.shape[2] - 1))

@@ -47,7 +47,9 @@ class SnapKV:
         if self.pooling not in get_args(Pooling):
             raise ConfigError(f"pooling={self.pooling!r}: choose one of {', '.join(get_args(Pooling))}")
         if self.gqa_reduction not in get_args(GQAReduction):
-            raise ConfigError(f"gqa_reduction={self.gqa_reduction!r}: choose one of {', '.join(get_args(GQAReduction))}")
+            raise ConfigError(
+                f"gqa_reduction={self.gqa_reduction!r}: choose one of {', '.join(get_args(GQAReduction))}"
+            )
 
     def budget(self, length: int, layer: int, num_layers: int) -> int:
         return min(length, self.max_capacity_prompt)
@@ -61,6 +63,10 @@ class SnapKV:
 
     def score(self, observation: Observation) -> Tensor:
         votes = window_votes(
-            observation.query, observation.key, observation.scaling, observation.window_size, self.gqa_reduction
+            observation.query,
+            observation.key,
+            observation.scaling,
+            observation.window_size,
+            self.gqa_reduction,
         )
         return pool_votes(votes, self.kernel_size, self.pooling)

@@ -1,0 +1,145 @@
+"""A question about documents, answered and cited: prompt, generation and citations tied together by one numbering."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ragkv.chat import Prompt, encode_chat
+from ragkv.citations import find_markers, split_valid
+from ragkv.config import SamplingParams
+from ragkv.documents import Document
+from ragkv.engine import Completion, Engine, FinishReason, Stats
+from ragkv.errors import PromptTooLong
+from ragkv.policies import Policy
+from ragkv.prefill import LayerCallback
+from ragkv.prompt import CitePrompt
+
+Overflow = Literal["error", "drop_documents"]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer and what it rests on.
+
+    Attributes:
+        text: the reply as the model wrote it, markers included.
+        documents: those that were in the prompt; number n is documents[n - 1].
+        citations: numbers of the documents cited, in order of first mention.
+        invalid_citations: cited numbers that no document has.
+        dropped_documents: lowest-ranked documents left out because the caller allowed it.
+    """
+
+    text: str
+    documents: tuple[Document, ...]
+    citations: tuple[int, ...]
+    invalid_citations: tuple[int, ...]
+    dropped_documents: tuple[Document, ...]
+    finish_reason: FinishReason
+    stats: Stats
+
+    @property
+    def cited_documents(self) -> list[Document]:
+        """The documents behind `citations`, in that order."""
+        return [self.documents[number - 1] for number in self.citations]
+
+
+@dataclass(frozen=True)
+class AnswerChunk:
+    """New text of an answer, and the whole answer with the last piece."""
+
+    text: str
+    answer: Answer | None = None
+
+
+def ask(
+    engine: Engine,
+    question: str,
+    documents: Sequence[Document],
+    sampling: SamplingParams = SamplingParams(max_tokens=128),
+    *,
+    prompt: CitePrompt = CitePrompt(),
+    policy: Policy | None = None,
+    on_overflow: Overflow = "error",
+) -> Answer:
+    """Answer a question from documents (best first); see `stream_answer`."""
+    chunks = stream_answer(engine, question, documents, sampling, prompt=prompt, policy=policy, on_overflow=on_overflow)
+    return next(chunk.answer for chunk in chunks if chunk.answer is not None)
+
+
+def stream_answer(
+    engine: Engine,
+    question: str,
+    documents: Sequence[Document],
+    sampling: SamplingParams = SamplingParams(max_tokens=128),
+    *,
+    prompt: CitePrompt = CitePrompt(),
+    policy: Policy | None = None,
+    on_overflow: Overflow = "error",
+    on_layer: LayerCallback | None = None,
+) -> Iterator[AnswerChunk]:
+    """Answer a question from documents, yielding text as it is made.
+
+    Args:
+        documents: best first; they are numbered in this order.
+        sampling: how the answer is generated.
+        prompt: the texts around documents and question.
+        on_overflow: "error", or "drop_documents" to leave out as many of the last documents as the context demands;
+            the answer reports them.
+
+    Raises:
+        ConfigError: the question is empty.
+        PromptTooLong: the documents do not fit and may not be dropped, or the question alone does not fit.
+    """
+    kept, encoded = _fit(engine, question, documents, sampling, prompt, on_overflow)
+    dropped = tuple(documents[len(kept) :])
+    for chunk in engine.stream(encoded, sampling, policy=policy, on_layer=on_layer):
+        done = chunk.completion
+        yield AnswerChunk(chunk.text, None if done is None else _answer(done, tuple(kept), dropped))
+
+
+def _answer(completion: Completion, documents: tuple[Document, ...], dropped: tuple[Document, ...]) -> Answer:
+    valid, invalid = split_valid(find_markers(completion.text), len(documents))
+    return Answer(
+        text=completion.text.strip(),
+        documents=documents,
+        citations=tuple(valid),
+        invalid_citations=tuple(invalid),
+        dropped_documents=dropped,
+        finish_reason=completion.finish_reason,
+        stats=completion.stats,
+    )
+
+
+def _fit(
+    engine: Engine,
+    question: str,
+    documents: Sequence[Document],
+    sampling: SamplingParams,
+    prompt: CitePrompt,
+    on_overflow: Overflow,
+) -> tuple[Sequence[Document], Prompt]:
+    """The longest head of the documents whose prompt leaves room for the reply, and that prompt."""
+
+    def encoded(count: int) -> Prompt:
+        return encode_chat(engine.tokenizer, prompt.messages(question, documents[:count]))
+
+    whole = encoded(len(documents))
+    room = engine.loaded.context_length - sampling.max_tokens
+    if len(whole) <= room or on_overflow == "error":
+        return documents, whole  # the engine names both numbers if it is too long
+    count = _largest(len(documents), lambda n: len(encoded(n)) <= room)
+    if count == 0 and documents:
+        raise PromptTooLong(
+            f"not even the best document fits beside the question into {engine.loaded.context_length} tokens of "
+            f"context with max_tokens={sampling.max_tokens}: split the documents or lower max_tokens"
+        )
+    return documents[:count], encoded(count)
+
+
+def _largest(upper: int, fits: Callable[[int], bool]) -> int:
+    """The largest n in 0..upper for which `fits` holds, or 0; `fits` is monotone."""
+    low = 0
+    while low < upper:
+        middle = (low + upper + 1) // 2
+        low, upper = (middle, upper) if fits(middle) else (low, middle - 1)
+    return low
