@@ -56,9 +56,9 @@ class CompressibleLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         """Whether the entries still are the head of the buffers (nobody replaced them) and `length` fit into those."""
         if not self._buffers:
             return False
-        buffer = self._buffers[0]
-        untouched = buffer.data_ptr() == self.keys.data_ptr() and buffer.shape[:2] == self.keys.shape[:2]
-        return untouched and length <= buffer.shape[-2]
+        pairs = zip(self._buffers, (self.keys, self.values), strict=True)
+        untouched = all(old.data_ptr() == now.data_ptr() and old.shape[:2] == now.shape[:2] for old, now in pairs)
+        return untouched and length <= self._buffers[0].shape[-2]
 
     def keep(self, positions: Tensor) -> None:
         """Drop every entry but these.
@@ -70,6 +70,11 @@ class CompressibleLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         self.keys = self.keys.gather(2, index.expand(-1, -1, -1, self.keys.shape[-1]))
         self.values = self.values.gather(2, index.expand(-1, -1, -1, self.values.shape[-1]))
         self.positions, self._buffers = positions.to(torch.int32), ()
+
+    @property
+    def grown(self) -> bool:
+        """Whether the entries are the head of buffers with slots to spare."""
+        return bool(self._buffers)
 
     def get_seq_length(self) -> int:
         return self.seen
@@ -107,6 +112,16 @@ def compressible(cache: Cache) -> list[tuple[int, CompressibleLayer]]:
     return [(i, layer) for i, layer in enumerate(cache.layers) if isinstance(layer, CompressibleLayer)]
 
 
+def own(layer: object) -> None:
+    """Copy entries that are a view into something larger (a fused projection, a whole prompt), so that it is freed."""
+    if isinstance(layer, CompressibleLayer) and layer.grown:
+        return
+    for name in ("keys", "values"):
+        states = getattr(layer, name, None)
+        if states is not None and states.untyped_storage().nbytes() > states.nbytes:
+            setattr(layer, name, states.clone(memory_format=torch.contiguous_format))
+
+
 def kv_bytes(cache: Cache) -> int:
     """Bytes of the keys and values that the cache holds now."""
     return sum(_layer_bytes(layer) for layer in cache.layers)
@@ -129,18 +144,22 @@ def _layer_bytes(layer: object) -> int:
 
 
 def join(caches: Sequence[Cache]) -> tuple[Cache, Tensor | None]:
-    """One cache for a batch out of single-row caches, left-padded to the longest.
+    """One cache for a batch out of single-row caches, left-padded to the longest; the rows' own caches are used up.
 
     Returns:
         The joined cache, and the mask (rows, longest logical length) that is False on padding, or None if no row has
         any. A row's padding ends where its prompt begins, whether or not its entries were compressed: a compressed row
         fills all the slots that there are.
     """
+    joined, *others = caches
+    if not others:
+        return joined, None
     lengths = [cache.get_seq_length() for cache in caches]
     longest = max(lengths)
-    joined = caches[0]
     for rows in zip(*(cache.layers for cache in caches), strict=True):
         _join_layers(rows, longest)
+    for cache in others:
+        cache.layers.clear()  # else their entries would be held twice for as long as someone holds the row
     if min(lengths) == longest:
         return joined, None
     slots = torch.arange(longest)

@@ -11,7 +11,7 @@ from typing import Any
 
 from ragkv.errors import ModelError
 from ragkv.progress import Progress
-from ragkv.storage import publish, require_space, staging
+from ragkv.storage import disk_errors, publish, require_space, staging
 
 END_TOKENS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<end_of_turn>")
 NOTE = "ragkv.json"
@@ -45,44 +45,52 @@ def convert(gguf: Path, target: Path, source: str, progress: Progress | None = N
     _check_magic(gguf)
     with staging(target) as folder:
         try:
-            _save(gguf, folder / "model", progress)
+            _save(gguf, folder / "model", source, progress)
         except ModelError:
             raise
         except Exception as error:  # whatever transformers and safetensors raise on a file they cannot handle
             reason = " ".join(str(error).split())[:200]
             raise ModelError(f"cannot convert {gguf} ({type(error).__name__}: {reason})") from error
-        write_note(folder / "model", source)
         publish(folder / "model", target)
 
 
-def _save(gguf: Path, folder: Path, progress: Progress | None) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-
-    where: dict[str, Any] = {"gguf_file": gguf.name, "local_files_only": True}
+def _save(gguf: Path, folder: Path, source: str, progress: Progress | None) -> None:
     # The loader draws a bar of its own on stderr, whatever transformers' progress settings say.
     with redirect_stderr(io.StringIO()):
-        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **where)
-        model, info = AutoModelForCausalLM.from_pretrained(
-            gguf.parent,
-            quantization_config=GgufConfig(dequantize=True),
-            dtype=torch.bfloat16,
-            output_loading_info=True,
-            **where,
-        )
-        if info["missing_keys"] or info["mismatched_keys"]:
-            lost = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
-            raise ModelError(f"cannot convert {gguf}: {len(lost)} weights are missing, such as {lost[0]}")
+        model, tokenizer = _read(gguf)
         size = 2 * model.num_parameters()
         if progress:
             progress("convert", size // 2, size)
         require_space(folder.parent, size, f"converting {gguf.name}")
         tokenizer.model_max_length = model.config.get_text_config().max_position_embeddings
         model.generation_config.eos_token_id = end_token_ids(tokenizer)
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        with disk_errors(folder.parent):
+            model.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+            write_note(folder, source)
     if progress:
         progress("convert", size, size)
+
+
+def _read(gguf: Path) -> tuple[Any, Any]:
+    """The model in bfloat16 and the tokenizer that are in the file."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    where: dict[str, Any] = {"gguf_file": gguf.name, "local_files_only": True}
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **where)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        gguf.parent,
+        quantization_config=GgufConfig(dequantize=True),
+        dtype=torch.bfloat16,
+        output_loading_info=True,
+        **where,
+    )
+    model, info = loaded
+    lost = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
+    if lost:
+        raise ModelError(f"cannot convert {gguf}: {len(lost)} weights are missing, such as {lost[0]}")
+    return model, tokenizer
 
 
 def end_token_ids(tokenizer: Any) -> list[int]:

@@ -76,7 +76,5 @@ def unique(documents: Iterable[Document]) -> list[Document]:
         first = seen.setdefault(document.id, document)
         if first != document:
             origins = " and ".join(dict.fromkeys(d.source or repr(d.text[:40]) for d in (first, document)))
-            raise DocumentError(
-                f'two documents have the id "{document.id}" ({origins}): give each its own id'
-            )
+            raise DocumentError(f'two documents have the id "{document.id}" ({origins}): give each its own id')
     return list(seen.values())

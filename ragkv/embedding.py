@@ -79,13 +79,9 @@ class SentenceTransformerEmbedder:
             model = SentenceTransformer(str(source), device=self._device)
         except (OSError, ValueError) as error:
             reason = " ".join(str(error).split())[:160]
-            raise ModelError(
-                f"{source}: not a sentence-transformers model ({reason}): check the name"
-            ) from error
+            raise ModelError(f"{source}: not a sentence-transformers model ({reason}): check the name") from error
         if model.max_seq_length is None or model.get_embedding_dimension() is None:
-            raise ModelError(
-                f"{source}: does not state its sequence length and dimension: choose another model"
-            )
+            raise ModelError(f"{source}: does not state its sequence length and dimension: choose another model")
         return model
 
     @property

@@ -23,3 +23,7 @@ class PromptTooLong(RagkvError, ValueError):
 
 class MissingExtra(RagkvError, ImportError):
     """An optional package is absent; the text names the pip command that brings it."""
+
+
+class ReplyError(RagkvError, ValueError):
+    """A reply is not what was asked for, such as JSON that was cut off."""

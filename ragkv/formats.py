@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from bs4 import BeautifulSoup
 from bs4.dammit import EncodingDetector
-from bs4.element import NavigableString
+from bs4.element import NavigableString, PageElement, Tag
 from pypdf import PdfReader
 from pypdf.errors import DependencyError, FileNotDecryptedError
 
@@ -21,25 +21,17 @@ from ragkv.errors import DocumentError
 
 PARAGRAPH_TAGS = [
     *["address", "article", "aside", "blockquote", "body", "dd", "div", "dl", "dt", "fieldset", "figure"],
-    *[
-        "figcaption",
-        "footer",
-        "form",
-        "h1",
-        "h2",
-        "h3",
-        "h4",
-        "h5",
-        "h6",
-        "header",
-        "hr",
-        "main",
-        "nav",
-        "ol",
-    ],
+    *["figcaption", "footer", "form", "h1", "h2", "h3", "h4", "h5", "h6", "header", "hr", "main", "nav", "ol"],
     *["p", "pre", "section", "table", "ul"],
 ]
 LINE_TAGS = ["br", "li", "option", "tr"]
+CELL_TAGS = ["td", "th"]
+TAG_BORDERS = {
+    **dict.fromkeys(PARAGRAPH_TAGS, "\n\n"),
+    **dict.fromkeys(LINE_TAGS, "\n"),
+    **dict.fromkeys(CELL_TAGS, " "),
+}
+INVISIBLE_TAGS = {"script", "style", "template", "title"}
 
 
 def read_file(path: Path) -> list[Document]:
@@ -66,8 +58,8 @@ def _decode(data: bytes, path: Path, encoding: str = "utf-8") -> str:
     except UnicodeDecodeError as error:
         name = encoding.upper()
         raise DocumentError(f"{path}: not {name} text (byte {error.start}): save it as UTF-8") from error
-    except LookupError as error:
-        raise DocumentError(f'{path}: unknown character set "{encoding}": save it as UTF-8') from error
+    except (LookupError, ValueError) as error:
+        raise DocumentError(f"{path}: unknown character set {encoding!r}: save it as UTF-8") from error
     if "\0" in text:
         offset = data.index(b"\0") if b"\0" in data else 0
         raise DocumentError(f"{path}: binary or UTF-16 file (NUL at byte {offset}): save it as UTF-8 text")
@@ -94,24 +86,26 @@ def _read_html(data: bytes, path: Path) -> list[Document]:
     declared = EncodingDetector.find_declared_encoding(data, is_html=True)
     soup = BeautifulSoup(_decode(data, path, declared or "utf-8"), "html.parser")
     title = " ".join(soup.title.get_text().split()) if soup.title else ""
-    for tag in soup(["script", "style", "template", "title"]):
-        tag.decompose()
     return _whole(_visible_text(soup), title, path)
 
 
 def _visible_text(soup: BeautifulSoup) -> str:
     """Text as a browser lays it out: white space folded except in <pre>, blocks on lines of their own."""
-    for string in soup.find_all(string=True):
-        if type(string) is NavigableString:  # not a comment or doctype
-            in_pre = string.find_parent("pre") is not None
+    pieces: list[str] = []
+    pending: list[tuple[PageElement | str, bool]] = [(soup, False)]
+    while pending:  # a stack of its own: pages may be nested deeper than Python recurses
+        node, in_pre = pending.pop()
+        if isinstance(node, Tag) and node.name not in INVISIBLE_TAGS:
+            border = TAG_BORDERS.get(node.name, "")
+            pieces.append(border)
+            pending.append(("" if border == "\n" else border, False))  # a line tag only begins a line
+            pending += [(child, in_pre or node.name == "pre") for child in reversed(node.contents)]
+        elif type(node) is str:
+            pieces.append(node)
+        elif type(node) is NavigableString:  # not a comment or doctype
             # No NUL can be in the text: it stands for the blanks of <pre> while all others are folded.
-            folded = string.expandtabs(4).replace(" ", "\0") if in_pre else re.sub(r"\s+", " ", string)
-            string.replace_with(folded)
-    for tags, border in ((PARAGRAPH_TAGS, "\n\n"), (LINE_TAGS, "\n"), (["td", "th"], " ")):
-        for tag in soup(tags):
-            tag.insert_before(border)
-            tag.insert_after(border)
-    text = re.sub(r" *\n *", "\n", re.sub(r" +", " ", soup.get_text()))
+            pieces.append(node.expandtabs(4).replace(" ", "\0") if in_pre else re.sub(r"\s+", " ", node))
+    text = re.sub(r" *\n *", "\n", re.sub(r" +", " ", "".join(pieces)))
     return re.sub(r"\n{3,}", "\n\n", text).strip().replace("\0", " ")
 
 
@@ -123,9 +117,7 @@ def _read_pdf(data: bytes, path: Path) -> list[Document]:
     except (FileNotDecryptedError, DependencyError) as error:
         raise DocumentError(f"{path}: encrypted PDF: save a copy without a password") from error
     except Exception as error:  # a damaged file makes pypdf trip over anything
-        raise DocumentError(
-            f"{path}: damaged PDF ({_one_line(error)}): export or download it again"
-        ) from error
+        raise DocumentError(f"{path}: damaged PDF ({_one_line(error)}): export or download it again") from error
     if not any(page.strip() for page in pages):
         raise DocumentError(f"{path}: PDF without text (scanned pages?): run it through OCR first")
     return _whole(_repaired("\n\n".join(pages)), _repaired(title).strip(), path)
@@ -153,9 +145,7 @@ def _parse_line(line: str, where: str, source: str) -> list[Document]:
     try:
         row: JSON = json.loads(line, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise DocumentError(
-            f"{where}: not JSON ({_one_line(error)}): write one JSON object a line"
-        ) from error
+        raise DocumentError(f"{where}: not JSON ({_one_line(error)}): write one JSON object a line") from error
     if not isinstance(row, dict):
         raise DocumentError(f'{where}: not a JSON object: write {{"text": "..."}}')
     rows = _paragraph_rows(row, where) if "paragraphs" in row and "text" not in row else iter([row])

@@ -32,16 +32,14 @@ class Index:
 
     Args:
         passages: at least one, ids all different.
-        vectors: one row for each passage, (len(passages), dimension).
+        vectors: one unit vector for each passage, float32 of shape (len(passages), dimension).
         embedder: the model that made the vectors.
     """
 
     def __init__(self, passages: Sequence[Document], vectors: Vectors, embedder: Embedder) -> None:
-        if not passages:
-            raise DocumentError("no documents to index: give at least one")
         self.passages = tuple(passages)
         self._embedder = embedder
-        self._vectors = _unit_vectors(vectors, len(passages), embedder)
+        self._vectors = vectors
         self._faiss = faiss.IndexFlatIP(self._vectors.shape[1])
         self._faiss.add(self._vectors)
 
@@ -77,7 +75,7 @@ class Index:
             if progress:
                 progress("splitting", done, len(whole))
         passages = unique(passages)
-        return cls(passages, embedder.encode([passage.text for passage in passages], progress), embedder)
+        return cls(passages, _embed(embedder, [passage.text for passage in passages], progress), embedder)
 
     def search(self, query: str, k: int) -> list[Hit]:
         """The `k` passages most like the query (all, if there are fewer), best first; ties in passage order.
@@ -92,7 +90,7 @@ class Index:
         if k < 1:
             raise ConfigError(f"k={k} must be at least 1")
         parts = split_text(query, self._embedder.count_tokens, self._embedder.max_tokens)
-        vectors = _unit_vectors(self._embedder.encode(parts), len(parts), self._embedder)
+        vectors = _embed(self._embedder, parts)
         if vectors.shape[1] != self._vectors.shape[1]:
             sizes = f"{self._vectors.shape[1]} dimensions, {self._embedder.name} gives {vectors.shape[1]}"
             raise DocumentError(f"the index has {sizes}: rebuild it from the documents")
@@ -111,9 +109,7 @@ class Index:
         order = np.lexsort((positions[0], -scores[0]))[:k]
         return [(float(scores[0, at]), int(positions[0, at])) for at in order]
 
-    def retrieve(
-        self, query: str, token_budget: int, count_tokens: Callable[[Document], int]
-    ) -> list[Document]:
+    def retrieve(self, query: str, token_budget: int, count_tokens: Callable[[Document], int]) -> list[Document]:
         """The best-ranked passages that fit into `token_budget` prompt tokens, best first.
 
         Stops at the first passage that does not fit: none is cut, and none skipped for a shorter, worse one.
@@ -172,11 +168,12 @@ def passage_limit(embedder: Embedder, max_tokens: int | None) -> int:
     return max_tokens
 
 
-def _unit_vectors(vectors: Vectors, count: int, embedder: Embedder) -> Vectors:
-    if vectors.ndim != 2 or len(vectors) != count or not np.isfinite(vectors).all():
-        raise ConfigError(
-            f"{embedder.name} gave shape {vectors.shape} or non-finite values for {count} texts"
-        )
+def _embed(embedder: Embedder, texts: Sequence[str], progress: Progress | None = None) -> Vectors:
+    if not texts:
+        raise DocumentError("no documents to index: give at least one")
+    vectors = embedder.encode(texts, progress)
+    if vectors.ndim != 2 or len(vectors) != len(texts) or not np.isfinite(vectors).all():
+        raise ConfigError(f"{embedder.name} gave shape {vectors.shape} or non-finite values for {len(texts)} texts")
     return _normalise(vectors)
 
 

@@ -24,7 +24,7 @@ def cached_index(
 ) -> Index:
     """The index of files and folders: read from the cache when nothing changed, else built and stored there.
 
-    It depends on the content of the documents, the embedder's name and the passage length. A stored index that
+    It depends on the documents' content, the embedder's name and the passage length. A stored index that
     is damaged is built again.
 
     Args:

@@ -55,9 +55,7 @@ def write_index(folder: Path, passages: Sequence[Document], vectors: Vectors, em
             if DATA_FILE.fullmatch(path.name) and path not in kept:
                 path.unlink(missing_ok=True)
     except OSError as error:
-        raise DocumentError(
-            f"{folder}: cannot write the index ({error.strerror}): choose another folder"
-        ) from error
+        raise DocumentError(f"{folder}: cannot write the index ({error.strerror}): choose another folder") from error
 
 
 def read_index(folder: Path, embedder: str) -> tuple[list[Document], Vectors]:
@@ -75,10 +73,8 @@ def read_index(folder: Path, embedder: str) -> tuple[list[Document], Vectors]:
     except (ValueError, RecursionError, KeyError, DocumentError, SafetensorError) as error:
         raise _unusable(folder, f"is damaged ({error})") from error
     shape = (manifest.get("count"), manifest.get("dimension"))
-    if vectors.shape != shape or len(passages) != shape[0] or vectors.dtype != np.float32:
-        raise _unusable(
-            folder, f"is damaged ({len(passages)} passages, vectors {vectors.shape}, not {shape})"
-        )
+    if not passages or vectors.shape != shape or len(passages) != shape[0] or vectors.dtype != np.float32:
+        raise _unusable(folder, f"is damaged ({len(passages)} passages, vectors {vectors.shape}, not {shape})")
     if not np.isfinite(vectors).all():
         raise _unusable(folder, "is damaged (vectors that are not finite)")
     return passages, vectors
@@ -97,9 +93,7 @@ def _read_manifest(folder: Path) -> dict[str, JSON]:
     except (OSError, ValueError, RecursionError) as error:
         raise _unusable(folder, f"has no readable manifest ({type(error).__name__})") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise DocumentError(
-            f"{folder}: not an index of ragkv: build one from the documents in another folder"
-        )
+        raise DocumentError(f"{folder}: not an index of ragkv: build one from the documents in another folder")
     if manifest.get("version") != VERSION:
         raise _unusable(folder, f"has version {manifest.get('version')}, this ragkv reads {VERSION}")
     return manifest

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from ragkv.backend import forward
-from ragkv.cache import CompressibleLayer, kv_bytes, kv_bytes_full, new_cache
+from ragkv.cache import CompressibleLayer, kv_bytes, kv_bytes_full, new_cache, own
 from ragkv.chat import Prompt
 from ragkv.policies import Observation, Policy
 from ragkv.selection import fit_protected, select
@@ -61,6 +61,7 @@ class PrefillObserver:
             if budget < stored.seen:
                 observation = Observation(layer, len(self._cache), query, key, value, scaling, self.window_size)
                 stored.keep(self._kept(observation, budget))
+        own(stored)
         if self._on_layer is not None:
             self._on_layer(layer + 1, len(self._cache))
 

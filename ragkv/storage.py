@@ -16,6 +16,8 @@ from filelock import FileLock
 
 from ragkv.errors import ModelError
 
+MORE_SPACE = "free some space, or set RAGKV_HOME to a folder on a larger disk"
+
 
 @contextmanager
 def locked(target: Path) -> Iterator[None]:
@@ -62,8 +64,7 @@ def require_space(folder: Path, needed: int, purpose: str) -> None:
     free = shutil.disk_usage(existing).free
     if free < needed:
         raise ModelError(
-            f"{purpose} needs {_megabytes(needed)} MB in {folder}, where {_megabytes(free)} MB are free: "
-            "free some space, or set RAGKV_HOME to a folder on a larger disk"
+            f"{purpose} needs {_megabytes(needed)} MB in {folder}, where {_megabytes(free)} MB are free: {MORE_SPACE}"
         )
 
 
@@ -74,9 +75,10 @@ def disk_errors(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            require_space_text = "free some space, or set RAGKV_HOME to a folder on a larger disk"
-            raise ModelError(f"the disk of {folder} is full ({_free_text(folder)}): {require_space_text}") from error
-        raise ModelError(f"cannot write to {folder} ({error.strerror or error}): set RAGKV_HOME to a writable folder") from error
+            reason = f"the disk of {folder} is full ({_free_text(folder)})"
+            raise ModelError(f"{reason}: {MORE_SPACE}") from error
+        reason = f"cannot write to {folder} ({error.strerror or error})"
+        raise ModelError(f"{reason}: set RAGKV_HOME to a folder that can be written") from error
 
 
 def _free_text(folder: Path) -> str:

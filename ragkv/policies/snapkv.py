@@ -34,8 +34,8 @@ class SnapKV:
     protects: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.window_size != "auto" and self.window_size < 1:
-            raise ConfigError(f"window_size={self.window_size}: must be at least 1, or 'auto'")
+        if self.window_size != "auto" and not (isinstance(self.window_size, int) and self.window_size >= 1):
+            raise ConfigError(f"window_size={self.window_size!r}: must be at least 1, or 'auto'")
         widest = _LARGEST_WINDOW if self.window_size == "auto" else self.window_size
         if self.max_capacity_prompt <= widest:
             raise ConfigError(

@@ -1,0 +1,17 @@
+"""What every evaluation shows and leaves behind: a console on stderr, and one JSON object."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from rich.console import Console
+
+console = Console(stderr=True)
+
+
+def write_result(result: Mapping[str, object], name: str, out: Path | None = None) -> None:
+    """Print the result as one line of JSON on stdout, and write it to `out`/`name`.json if a folder is given."""
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result))

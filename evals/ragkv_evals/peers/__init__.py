@@ -1,0 +1,1 @@
+"""Other systems that ragkv is measured against, each in an environment of its own."""

@@ -1,0 +1,173 @@
+"""A chat turn without framework vocabulary: messages, tools or a schema in; text, tool calls and statistics out.
+
+The adapters for LangChain and LlamaIndex translate to and from this; how prompts, grammars and parsing come together is
+decided here, once for both.
+"""
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ragkv.chat import Prompt, encode_chat
+from ragkv.config import SamplingParams
+from ragkv.engine import Completion, Engine, Stats
+from ragkv.errors import ConfigError
+from ragkv.grammar import json_object_constraint, json_schema_constraint
+from ragkv.messages import Message
+from ragkv.policies import Policy
+from ragkv.sampling import Constraint
+from ragkv.structured import add_instruction, response_schema_instruction
+from ragkv.tools import (
+    InvalidToolCall,
+    ToolCall,
+    ToolCallStream,
+    ToolSpec,
+    prepare_tool_messages,
+    tool_call_constraint,
+)
+from ragkv.tools.parsing import ReplyPart, collect
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """One turn to be answered.
+
+    Attributes:
+        messages: the conversation; see `ragkv.messages` and, for tool calls and results, `ragkv.tools`.
+        sampling: how the reply is generated.
+        tools: functions that the model may call.
+        tool_choice: "auto", "none", "any" (must call one), or the name of the tool to call.
+        parallel_tool_calls: whether one reply may hold several calls.
+        response_format: a JSON schema that the reply must fit, "json_object" for any object, or None for text.
+        strict: refuse schemas that the grammar cannot enforce in full.
+    """
+
+    messages: Sequence[Message]
+    sampling: SamplingParams = SamplingParams()
+    tools: Sequence[ToolSpec] = ()
+    tool_choice: str = "auto"
+    parallel_tool_calls: bool = True
+    response_format: Mapping[str, Any] | Literal["json_object"] | None = None
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        if self.response_format is not None and self.tools and self.tool_choice not in ("auto", "none"):
+            raise ConfigError(f"tool_choice={self.tool_choice!r} and a response format: a reply cannot be both")
+
+
+@dataclass(frozen=True)
+class ChatReply:
+    """A whole reply. `finish_reason` is the completion's, or "tool_calls" when it ended with calls."""
+
+    text: str
+    finish_reason: str
+    stats: Stats
+    tool_calls: tuple[ToolCall, ...] = ()
+    invalid_tool_calls: tuple[InvalidToolCall, ...] = ()
+
+
+@dataclass(frozen=True)
+class ChatEvent:
+    """What is new in the reply to request number `row`: pieces of text and whole calls; at its end, the reply."""
+
+    row: int
+    parts: tuple[ReplyPart, ...]
+    reply: ChatReply | None = None
+
+
+def chat(engine: Engine, requests: Sequence[ChatRequest], *, policy: Policy | None = None) -> list[ChatReply]:
+    """Answer several requests as one batched generation; replies in the order of the requests."""
+    replies = {event.row: event.reply for event in stream_chat(engine, requests, policy=policy) if event.reply}
+    return [replies[row] for row in range(len(requests))]
+
+
+def stream_chat(
+    engine: Engine,
+    requests: Sequence[ChatRequest],
+    *,
+    policy: Policy | None = None,
+    cancel: threading.Event | None = None,
+) -> Iterator[ChatEvent]:
+    """Answer requests, yielding what is new as it is made; see `Engine.stream` for `cancel` and the errors."""
+    rows = [_Row(request) for request in requests]
+    chunks = engine.stream(
+        [_prompt(engine, request) for request in requests],
+        [request.sampling for request in requests],
+        policy=policy,
+        constraints=[_constraint(engine, request) for request in requests],
+        cancel=cancel,
+    )
+    for chunk in chunks:
+        event = rows[chunk.row].event(chunk.row, chunk.text, chunk.completion)
+        if event.parts or event.reply:
+            yield event
+
+
+def count_tokens(engine: Engine, request: ChatRequest) -> int:
+    """Length of the request's prompt, template included."""
+    return len(_prompt(engine, request))
+
+
+@dataclass
+class _Row:
+    """One reply while it comes in."""
+
+    request: ChatRequest
+    parts: list[ReplyPart] = field(default_factory=list)
+    calls: ToolCallStream | None = None
+
+    def __post_init__(self) -> None:
+        if _may_call(self.request):
+            self.calls = ToolCallStream(self.request.tools)
+
+    def event(self, row: int, text: str, completion: Completion | None) -> ChatEvent:
+        new: list[ReplyPart] = [text] if text else []
+        if self.calls is not None:
+            new = [*self.calls.push(text), *(self.calls.finish() if completion else [])]
+        self.parts += new
+        return ChatEvent(row, tuple(new), self._reply(completion) if completion else None)
+
+    def _reply(self, completion: Completion) -> ChatReply:
+        whole = collect(self.parts)
+        ended_with_calls = completion.finish_reason == "stop" and whole.tool_calls
+        return ChatReply(
+            text=whole.text,
+            finish_reason="tool_calls" if ended_with_calls else completion.finish_reason,
+            stats=completion.stats,
+            tool_calls=whole.tool_calls,
+            invalid_tool_calls=whole.invalid_tool_calls,
+        )
+
+
+def _may_call(request: ChatRequest) -> bool:
+    return bool(request.tools) and request.tool_choice != "none" and request.response_format is None
+
+
+def _prompt(engine: Engine, request: ChatRequest) -> Prompt:
+    tools = request.tools if _may_call(request) else ()
+    messages, for_template = prepare_tool_messages(engine.tokenizer, request.messages, tools)
+    if request.response_format is not None:
+        schema = None if request.response_format == "json_object" else request.response_format
+        messages = add_instruction(messages, response_schema_instruction(schema))
+    return encode_chat(engine.tokenizer, messages, for_template)
+
+
+def _constraint(engine: Engine, request: ChatRequest) -> Constraint | None:
+    eos = engine.loaded.eos_token_ids
+    if request.response_format == "json_object":
+        return json_object_constraint(engine.tokenizer, eos_token_ids=eos)
+    if request.response_format is not None:
+        return json_schema_constraint(
+            engine.tokenizer, request.response_format, strict=request.strict, eos_token_ids=eos
+        )
+    if not _may_call(request):
+        return None
+    return tool_call_constraint(
+        engine.tokenizer,
+        request.tools,
+        request.tool_choice,
+        parallel=request.parallel_tool_calls,
+        strict=request.strict,
+        eos_token_ids=eos,
+    )

@@ -1,0 +1,148 @@
+"""The options that commands share, and what becomes of them: their names are those of the Python API, with dashes."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from ragkv.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ragkv.policies import Policy
+
+DEFAULT_MODEL = "qwen2.5-coder-1.5b"
+CONTEXT_TOKENS = 20_000
+MAX_TOKENS = 128
+
+PolicyName = Literal["full", "snapkv", "streaming"]
+_CACHE, _REPLY, _MACHINE = "KV cache", "Reply", "Model and machine"
+
+PathsArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="PATH...",
+        show_default=False,
+        help="Files and folders of txt, md, html, pdf and jsonl, or one folder saved by `ragkv index`.",
+    ),
+]
+SkipUnreadableOption = Annotated[
+    bool, typer.Option("--skip-unreadable", help="Warn about files that cannot be read, and go on.")
+]
+ContextTokensOption = Annotated[int, typer.Option(help="Tokens of documents to retrieve into the prompt.")]
+
+ModelOption = Annotated[
+    str,
+    typer.Option(help="Packaged name, folder, .gguf file or hub id.", rich_help_panel=_MACHINE),
+]
+DTypeOption = Annotated[
+    str | None,
+    typer.Option("--dtype", help="bfloat16, float16 or float32.", rich_help_panel=_MACHINE, show_default="fastest"),
+]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option(help="Such as cpu or cuda:0.", rich_help_panel=_MACHINE, show_default="GPU if there is one"),
+]
+
+PolicyOption = Annotated[
+    PolicyName,
+    typer.Option(
+        help="What is kept of the prompt: full: all; snapkv: what the question looks at; streaming: its two ends.",
+        rich_help_panel=_CACHE,
+    ),
+]
+CapacityOption = Annotated[
+    int | None,
+    typer.Option(
+        "--max-capacity-prompt",
+        help="Tokens kept of the prompt, per layer and KV head.",
+        rich_help_panel=_CACHE,
+        show_default="4096",
+    ),
+]
+WindowSizeOption = Annotated[
+    int | None,
+    typer.Option(
+        help="snapkv: last tokens of the prompt, which vote.",
+        rich_help_panel=_CACHE,
+        show_default="the question, 16 to 64",
+    ),
+]
+KernelSizeOption = Annotated[
+    int | None,
+    typer.Option(help="snapkv: width of the pool over the votes, odd.", rich_help_panel=_CACHE, show_default="7"),
+]
+PoolingOption = Annotated[
+    Literal["avg", "max"] | None,
+    typer.Option(help="snapkv: how votes are pooled.", rich_help_panel=_CACHE, show_default="avg"),
+]
+
+MaxTokensOption = Annotated[int, typer.Option(help="Most tokens to write.", rich_help_panel=_REPLY)]
+TemperatureOption = Annotated[
+    float, typer.Option(help="0 takes the likeliest token, more is more random.", rich_help_panel=_REPLY)
+]
+SeedOption = Annotated[
+    int | None,
+    typer.Option(help="Makes a temperature above 0 repeatable.", rich_help_panel=_REPLY, show_default="random"),
+]
+
+
+def make_policy(
+    name: PolicyName,
+    max_capacity_prompt: int | None = None,
+    window_size: int | None = None,
+    kernel_size: int | None = None,
+    pooling: Literal["avg", "max"] | None = None,
+) -> "Policy":
+    """The policy that these options describe; None leaves an option at the policy's own default.
+
+    Raises:
+        ConfigError: a value is out of bounds, or the policy has no such option.
+    """
+    from ragkv.policies import FullKV, SnapKV, StreamingLLM
+
+    snapkv = {"window_size": window_size, "kernel_size": kernel_size, "pooling": pooling}
+    options: dict[str, Any] = {"max_capacity_prompt": max_capacity_prompt, **snapkv}
+    given = {option: value for option, value in options.items() if value is not None}
+    if name == "snapkv":
+        return SnapKV(**given)
+    foreign = given.keys() - ({"max_capacity_prompt"} if name == "streaming" else set())
+    if foreign:
+        flag = min(foreign).replace("_", "-")
+        raise ConfigError(f"--{flag} means nothing to --policy {name}: leave it out, or use --policy snapkv")
+    if name == "full":
+        return FullKV()
+    sinks = StreamingLLM.num_sink_tokens
+    budget = SnapKV.max_capacity_prompt if max_capacity_prompt is None else max_capacity_prompt
+    if budget <= sinks:
+        raise ConfigError(f"max_capacity_prompt={budget}: must be larger than the {sinks} sink tokens of streaming")
+    return StreamingLLM(window_length=budget - sinks)
+
+
+def check_question(question: str) -> None:
+    """Raise ConfigError for a question that is blank, not text, or rather a path whose question was forgotten."""
+    if not question.strip():
+        raise ConfigError("the question is empty: ask something, in quotes, after the paths")
+    try:
+        question.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"the question is not UTF-8 text (character {error.start}): check the terminal") from error
+    if is_path(question):
+        raise ConfigError(f"no question: {question!r} is a path; put the question behind the paths, in quotes")
+
+
+def check_context_tokens(context_tokens: int) -> None:
+    """Raise ConfigError unless there is room for a document."""
+    if context_tokens < 1:
+        raise ConfigError(f"--context-tokens {context_tokens}: must be at least 1")
+
+
+def is_path(argument: str) -> bool:
+    """Whether an argument exists on the disk, or can only be meant as the name of a file."""
+    from ragkv.formats import READERS
+
+    try:
+        path = Path(argument)
+        return path.exists() or (path.suffix.lower() in READERS and not re.search(r"\s", argument))
+    except (OSError, ValueError):  # a long question is no possible name
+        return False

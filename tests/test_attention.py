@@ -1,0 +1,105 @@
+"""The attention function: exact in every shape that a prefill or a decoding step gives it, and visible to an observer."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import ModelOf
+from tiny import ARCHITECTURES, random_prompt
+from torch import Tensor
+
+from ragkv.attention import causal_attention, implementation_name
+from ragkv.backend import forward
+from ragkv.cache import new_cache
+from ragkv.errors import ConfigError
+
+
+def _bottom_right(queries: int, keys: int) -> Tensor:
+    return torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+
+
+def _states(queries: int, keys: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    query = 2 * torch.randn(2, 3, queries, 16, generator=generator)
+    key, value = torch.randn(2, 2, 3, keys, 16, generator=generator)
+    return query, key, value
+
+
+SHAPES = [(1, 2), (2, 3), (5, 6), (5, 70), (33, 64), (64, 65), (100, 513)]
+
+
+@pytest.mark.parametrize(("queries", "keys"), SHAPES)
+def test_merged_halves_equal_masked_attention(queries: int, keys: int) -> None:
+    query, key, value = _states(queries, keys, keys)
+    expected = F.scaled_dot_product_attention(query, key, value, attn_mask=_bottom_right(queries, keys), scale=0.4)
+    torch.testing.assert_close(causal_attention(query, key, value, 0.4), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("queries", "keys"), SHAPES)
+def test_merged_halves_in_bfloat16(queries: int, keys: int) -> None:
+    """Probabilities, either half and their mixture are rounded once each, by up to 2^-9 of the largest value."""
+    query, key, value = (states.bfloat16() for states in _states(queries, keys, keys))
+    exact = F.scaled_dot_product_attention(
+        query.float(), key.float(), value.float(), attn_mask=_bottom_right(queries, keys), scale=0.4
+    )
+    merged = causal_attention(query, key, value, 0.4)
+    assert merged.dtype == torch.bfloat16
+    torch.testing.assert_close(merged.float(), exact, rtol=0, atol=float(value.abs().max()) * 2**-7)
+
+
+def test_merging_survives_logits_that_overflow_exponentials() -> None:
+    query, key, value = _states(4, 12, 0)
+    query = query * 500
+    expected = F.scaled_dot_product_attention(query, key, value, attn_mask=_bottom_right(4, 12), scale=1.0)
+    torch.testing.assert_close(causal_attention(query, key, value, 1.0), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_unknown_implementations_are_refused_by_name() -> None:
+    assert implementation_name("sdpa") != implementation_name("flash_attention_2")
+    with pytest.raises(ConfigError, match=r"attn_implementation='flex': choose one of sdpa, flash_attention_2"):
+        implementation_name("flex")
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_logits_equal_those_of_transformers(model_of: ModelOf, plain_of: ModelOf, name: str) -> None:
+    ids = torch.tensor([random_prompt(60).ids])
+    positions = torch.arange(60).unsqueeze(0)
+    with torch.inference_mode():
+        expected = plain_of(name)(ids).logits[:, -1]
+    logits = forward(model_of(name), ids, new_cache(model_of(name).config), positions)
+    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_an_observer_sees_each_layer_once_and_changes_nothing(model_of: ModelOf, name: str) -> None:
+    model = model_of(name)
+    ids, positions = torch.tensor([random_prompt(40).ids]), torch.arange(40).unsqueeze(0)
+    seen: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = []
+
+    def observer(layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> None:
+        assert key.shape == value.shape
+        seen.append((layer, tuple(query.shape), tuple(key.shape)))
+
+    cache = new_cache(model.config)
+    observed = forward(model, ids, cache, positions, observer=observer)
+    config = model.config
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
+    expected = [
+        (layer, (1, config.num_attention_heads, 40, head_dim), (1, kv_heads, 40, head_dim))
+        for layer in range(config.num_hidden_layers)
+    ]
+    assert seen == expected
+    assert torch.equal(forward(model, ids, new_cache(model.config), positions), observed)
+    assert len(seen) == len(expected)  # the pass without an observer told nobody
+
+
+def test_padding_is_masked(model_of: ModelOf) -> None:
+    """Rows that are padded on the left give the logits that they give alone."""
+    model, prompt = model_of("llama"), random_prompt(20)
+    alone = forward(model, torch.tensor([prompt.ids]), new_cache(model.config), torch.arange(20).unsqueeze(0))
+    ids = torch.tensor([(7,) * 12 + prompt.ids])
+    mask = torch.arange(32).unsqueeze(0) >= 12
+    padded = forward(model, ids, new_cache(model.config), (torch.arange(32) - 12).clamp(0).unsqueeze(0), mask)
+    torch.testing.assert_close(padded, alone, rtol=1e-5, atol=1e-5)
+    unmasked = forward(model, ids, new_cache(model.config), (torch.arange(32) - 12).clamp(0).unsqueeze(0))
+    assert not torch.allclose(unmasked, alone, atol=1e-3)

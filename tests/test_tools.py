@@ -1,0 +1,434 @@
+"""Tools: offered in the template's own format or described, forced or left to the model, and read back whole."""
+
+import copy
+import json
+from typing import Any, Literal
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, Field
+from test_grammar import follows, write_at_random
+from tiny import CHAT_TEMPLATE, VOCABULARY, tiny_tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from ragkv.chat import encode_chat
+from ragkv.config import SamplingParams
+from ragkv.errors import ConfigError
+from ragkv.messages import Message, Segment
+from ragkv.tools import (
+    HERMES,
+    LLAMA,
+    MAX_PARALLEL_CALLS,
+    MISTRAL,
+    InvalidToolCall,
+    ToolCall,
+    ToolCallStream,
+    ToolFormat,
+    ToolSpec,
+    allowed_tools,
+    parse_tool_calls,
+    prepare_tool_messages,
+    tool_call_constraint,
+    tool_format,
+)
+
+PLAIN_CHATML = """\
+{%- for message in messages %}{{ "<|im_start|>" + message.role + "\n" + message.content + "<|im_end|>\n" }}{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+LLAMA_TEMPLATE = """\
+{%- for tool in tools or [] %}{{ tool | tojson(indent=4) }}{% endfor %}
+{%- for message in messages %}<|im_start|>{{ message.role }}
+{% if message.tool_calls %}
+{%- if message.tool_calls | length != 1 %}{{ raise_exception("one call only") }}{% endif %}
+{%- set call = message.tool_calls[0].function %}
+{{- '{"name": "' + call.name + '", "parameters": ' }}{{ call.arguments | tojson }}{{ "}" }}
+{%- else %}{{ message.content }}{% endif %}<|im_end|>
+{% endfor %}<|im_start|>assistant
+"""
+MISTRAL_TEMPLATE = """\
+{%- if tools %}[AVAILABLE_TOOLS] {{ tools | tojson }}{% endif %}
+{%- for message in messages %}
+{%- if message.tool_calls %}[TOOL_CALLS] [
+{%- for call in message.tool_calls %}
+{%- if call.id | length != 9 %}{{ raise_exception("nine characters") }}{% endif %}
+{{- call.function | tojson | replace("}}", "}") }}, "id": "{{ call.id }}"}{% if not loop.last %}, {% endif %}
+{%- endfor %}]
+{%- elif message.role == "tool" %}
+{%- if message.tool_call_id | length != 9 %}{{ raise_exception("nine characters") }}{% endif %}
+[TOOL_RESULTS] {"content": {{ message.content }}, "call_id": "{{ message.tool_call_id }}"}[/TOOL_RESULTS]
+{%- else %}[INST] {{ message.content }}[/INST]{% endif %}
+{%- endfor %}"""
+
+
+class Search(BaseModel):
+    query: str = Field(max_length=8)
+    mode: Literal["fast", "deep"] = "fast"
+
+
+class Batch(BaseModel):
+    searches: list[Search] = Field(max_length=2)
+
+
+ADD = ToolSpec("add", "Add integers.", {"properties": {"x": {"type": "integer", "minimum": 0, "maximum": 99}}})
+BATCH = ToolSpec("search_all", "Search for everything.", Batch.model_json_schema())
+TOOLS = [ADD, BATCH]
+CALL = '<tool_call>\n{"name": "add", "arguments": {"x": 3}}\n</tool_call>'
+SEARCH = (
+    '<tool_call>\n{"name": "search_all", "arguments": {"searches": [{"query": "é", "mode": "deep"}]}}\n</tool_call>'
+)
+HISTORY: list[Message] = [
+    {"role": "user", "content": "What is 3?"},
+    {"role": "assistant", "content": "Let me see.", "tool_calls": [ToolCall("call_1", "add", {"x": 3}).to_openai()]},
+    {"role": "tool", "tool_call_id": "call_1", "name": "add", "content": "no such number", "status": "error"},
+]
+
+
+def mistral_tokenizer() -> PreTrainedTokenizerFast:
+    tokenizer = copy.deepcopy(tiny_tokenizer(MISTRAL_TEMPLATE))
+    tokenizer.add_special_tokens({"additional_special_tokens": ["[TOOL_CALLS]"]})
+    return tokenizer
+
+
+def text_of(tokenizer: PreTrainedTokenizerFast, messages: list[Message], tools: list[ToolSpec]) -> str:
+    return str(tokenizer.decode(encode_chat(tokenizer, *prepare_tool_messages(tokenizer, messages, tools)).ids))
+
+
+# Tools and calls
+
+
+def test_spec_round_trip_and_defaults() -> None:
+    assert ToolSpec.from_openai(ADD.to_openai()) == ADD
+    assert ToolSpec.from_openai({"name": "now"}).to_openai() == {
+        "type": "function",
+        "function": {"name": "now", "description": "", "parameters": {"type": "object", "properties": {}}},
+    }
+
+
+@pytest.mark.parametrize(
+    ("tool", "reason"),
+    [
+        ({"function": {}}, "no name"),
+        ({"name": ""}, "needs a name"),
+        ({"name": "f", "parameters": {"type": "array"}}, "f"),
+    ],
+)
+def test_unusable_tools_are_errors(tool: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        ToolSpec.from_openai(tool)
+
+
+def test_call_arguments_may_be_json_text() -> None:
+    call = ToolCall("call_1", "add", {"x": 3})
+    assert ToolCall.from_openai(call.to_openai()) == call
+    assert ToolCall.from_openai({"id": "call_1", "function": {"name": "add", "arguments": '{"x": 3}'}}) == call
+    with pytest.raises(ConfigError, match="arguments of 'add' are not JSON"):
+        ToolCall.from_openai({"function": {"name": "add", "arguments": "{"}})
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        ("auto", (TOOLS, False)),
+        ("none", ([], False)),
+        ("any", (TOOLS, True)),
+        ("required", (TOOLS, True)),
+        ("search_all", ([BATCH], True)),
+    ],
+)
+def test_allowed_tools(choice: str, expected: tuple[list[ToolSpec], bool]) -> None:
+    assert allowed_tools(TOOLS, choice) == expected
+
+
+def test_impossible_choices_are_errors() -> None:
+    with pytest.raises(ConfigError, match=r"'subtract'.*\['add', 'search_all'\]"):
+        allowed_tools(TOOLS, "subtract")
+    with pytest.raises(ConfigError, match="no tools"):
+        allowed_tools([], "any")
+
+
+# What a template speaks
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (CHAT_TEMPLATE, HERMES),
+        (LLAMA_TEMPLATE, LLAMA),
+        (MISTRAL_TEMPLATE, MISTRAL),
+        (PLAIN_CHATML, None),
+        (CHAT_TEMPLATE.replace("tools", "documents"), None),
+        (CHAT_TEMPLATE.replace('"arguments":', '"args":'), None),
+        (None, None),
+    ],
+)
+def test_format_is_read_from_what_the_template_renders(template: str | None, expected: ToolFormat | None) -> None:
+    assert tool_format(tiny_tokenizer(template)) is expected
+
+
+def test_template_with_tools_gets_tools_calls_and_results(tokenizer: PreTrainedTokenizerFast) -> None:
+    text = text_of(tokenizer, HISTORY, TOOLS)
+    assert all(json.dumps(tool.name) in text.split("<|im_end|>")[0] for tool in TOOLS)
+    assert f"assistant\nLet me see.\n{CALL}<|im_end|>" in text
+    assert "<|im_start|>tool\nError: no such number<|im_end|>" in text
+    assert tokenizer.encode("<tool_call>")[0] in encode_chat(tokenizer, *prepare_tool_messages(tokenizer, HISTORY)).ids
+
+
+def test_template_without_tools_gets_a_description() -> None:
+    tokenizer = tiny_tokenizer(PLAIN_CHATML)
+    messages: list[Message] = [{"role": "system", "content": "Be brief."}, *HISTORY]
+    text = text_of(tokenizer, messages, TOOLS)
+    system, _, rest = text.partition("<|im_end|>\n")
+    assert system.startswith("<|im_start|>system\nBe brief.\n\n")
+    assert all(json.dumps(tool.to_openai()["function"], ensure_ascii=False) in system for tool in TOOLS)
+    assert rest == (
+        "<|im_start|>user\nWhat is 3?<|im_end|>\n"
+        f"<|im_start|>assistant\nLet me see.\n{CALL}<|im_end|>\n"
+        "<|im_start|>user\n<tool_response>\nError: no such number\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+
+
+def test_fallback_keeps_the_question_where_it_was() -> None:
+    tokenizer = tiny_tokenizer(PLAIN_CHATML)
+    prompt = encode_chat(tokenizer, *prepare_tool_messages(tokenizer, HISTORY, TOOLS))
+    [question] = [span for span in prompt.spans if span.kind == "question"]
+    assert tokenizer.decode(prompt.ids[question.start : question.end]) == "What is 3?"
+
+
+def test_fallback_gathers_parallel_results_in_one_user_message() -> None:
+    calls = [ToolCall(f"c{i}", "add", {"x": i}).to_openai() for i in range(2)]
+    results: list[Message] = [{"role": "tool", "tool_call_id": f"c{i}", "content": str(i)} for i in range(2)]
+    messages: list[Message] = [HISTORY[0], {"role": "assistant", "content": None, "tool_calls": calls}, *results]
+    text = text_of(tiny_tokenizer(PLAIN_CHATML), messages, [])
+    assert text.count("<|im_start|>user") == 2
+    assert text.count("<tool_response>") == text.count("</tool_call>") == 2
+    assert "You can call" not in text
+
+
+def test_mistral_ids_are_shortened_alike_in_call_and_result() -> None:
+    messages, tools = prepare_tool_messages(mistral_tokenizer(), HISTORY, TOOLS)
+    short = messages[1]["tool_calls"][0]["id"]
+    assert (len(short), short.isalnum()) == (9, True)
+    assert messages[2]["tool_call_id"] == short
+    assert tools == [tool.to_openai() for tool in TOOLS]
+    assert HISTORY[1]["tool_calls"][0]["id"] == "call_1"
+
+
+@pytest.mark.parametrize("content", ["Error: no", [Segment("error 404")]])
+def test_an_error_that_shows_is_not_marked_twice(content: Any, tokenizer: PreTrainedTokenizerFast) -> None:
+    [message], _ = prepare_tool_messages(tokenizer, [{"role": "tool", "content": content, "status": "error"}])
+    assert "".join(part.text for part in message["content"]).lower().count("error") == 1
+
+
+# What the grammar lets through
+
+
+@pytest.mark.parametrize("template", [CHAT_TEMPLATE, PLAIN_CHATML])
+@pytest.mark.parametrize(
+    ("choice", "parallel", "text", "valid"),
+    [
+        ("any", True, CALL, True),
+        ("any", True, f"{CALL}\n{SEARCH}", True),
+        ("any", False, f"{CALL}\n{SEARCH}", False),
+        ("any", True, "Sure.", False),
+        ("add", True, CALL, True),
+        ("add", True, SEARCH, False),
+        ("any", True, CALL.replace("add", "subtract"), False),
+        ("any", True, CALL.replace("3", '"3"'), False),
+        ("any", True, CALL.replace('{"x": 3}', '{"y": 3}'), False),
+        ("any", True, "\n".join([CALL] * MAX_PARALLEL_CALLS), True),
+        ("any", True, "\n".join([CALL] * (MAX_PARALLEL_CALLS + 1)), False),
+        ("auto", True, "Just a <text> with {braces}.", True),
+        ("auto", True, "", True),
+        ("auto", True, f"Let me see.\n{CALL}\n{SEARCH}", True),
+        ("auto", True, CALL, True),
+        ("auto", False, f"{CALL}\n{CALL}", False),
+        ("auto", True, f"{CALL} and so on", False),
+        ("auto", True, "See: <tool_call>add(3)", False),
+    ],
+)
+def test_hermes_grammar(template: str, choice: str, parallel: bool, text: str, valid: bool) -> None:
+    tokenizer = tiny_tokenizer(template)
+    constraint = tool_call_constraint(tokenizer, TOOLS, choice, parallel=parallel)
+    assert follows(constraint, tokenizer, text) == valid
+
+
+def test_a_tag_spelled_out_begins_a_call_too(tokenizer: PreTrainedTokenizerFast) -> None:
+    constraint = tool_call_constraint(tokenizer, TOOLS)
+    for character in "Well, <tool_call>":
+        constraint.accept(tokenizer.encode(character)[0])
+    allowed = constraint.mask(torch.zeros(VOCABULARY)).isfinite().nonzero().flatten()
+    assert tokenizer.batch_decode(allowed.unsqueeze(1)) == ["\n"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "text", "valid"),
+    [
+        ("any", '{"name": "add", "parameters": {"x": 3}}', True),
+        ("any", "Hello", False),
+        ("auto", '{"name": "add", "parameters": {"x": 3}}', True),
+        ("auto", '{"name": "sub", "parameters": {"x": 3}}', False),
+        ("auto", "Hello {world}", True),
+        ("auto", "", True),
+    ],
+)
+def test_llama_grammar(choice: str, text: str, valid: bool) -> None:
+    tokenizer = tiny_tokenizer(LLAMA_TEMPLATE)
+    assert follows(tool_call_constraint(tokenizer, TOOLS, choice), tokenizer, text) == valid
+
+
+@pytest.mark.parametrize(
+    ("choice", "text", "valid"),
+    [
+        ("any", '[TOOL_CALLS] [{"name": "add", "arguments": {"x": 3}}]', True),
+        ("any", '[TOOL_CALLS][{"name": "add", "arguments": {}}, {"name": "add", "arguments": {"x": 1}}]', True),
+        ("any", '[{"name": "add", "arguments": {"x": 3}}]', False),
+        ("auto", '[TOOL_CALLS] [{"name": "add", "arguments": {"x": 3}}]', True),
+        ("auto", "[TOOL_CALLS] Hello", False),
+        ("auto", "Hello [1]", True),
+    ],
+)
+def test_mistral_grammar(choice: str, text: str, valid: bool) -> None:
+    tokenizer = mistral_tokenizer()
+    constraint = tool_call_constraint(tokenizer, TOOLS, choice)
+    for token in [*tokenizer.encode(text), tokenizer.eos_token_id]:
+        if constraint.mask(torch.zeros(VOCABULARY + 1))[token] < 0:
+            assert not valid
+            return
+        constraint.accept(token)
+    assert valid
+
+
+def test_nothing_to_call_is_an_error(tokenizer: PreTrainedTokenizerFast) -> None:
+    with pytest.raises(ConfigError, match="nothing to call"):
+        tool_call_constraint(tokenizer, TOOLS, "none")
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("template", [CHAT_TEMPLATE, PLAIN_CHATML, LLAMA_TEMPLATE])
+def test_random_choices_are_valid_calls(template: str, seed: int) -> None:
+    tokenizer = tiny_tokenizer(template)
+    constraint = tool_call_constraint(tokenizer, TOOLS, "search_all", parallel=False)
+    reply = parse_tool_calls(write_at_random(constraint, tokenizer, seed), TOOLS)
+    assert (reply.text, reply.invalid_tool_calls) == ("", ())
+    [call] = reply.tool_calls
+    assert call.name == "search_all"
+    Batch.model_validate(call.arguments)
+
+
+def test_random_model_calls_through_the_engine(engine_of: Any, tokenizer: PreTrainedTokenizerFast) -> None:
+    prompt = encode_chat(tokenizer, *prepare_tool_messages(tokenizer, HISTORY, TOOLS))
+    constraint = tool_call_constraint(tokenizer, TOOLS, "any", parallel=False)
+    stream, parts = ToolCallStream(TOOLS), []
+    sampling = SamplingParams(max_tokens=300, temperature=1.0, seed=0)
+    for chunk in engine_of("qwen2").stream(prompt, sampling, constraints=[constraint]):
+        parts += stream.push(chunk.text)
+    parts += stream.finish()
+    [call] = parts
+    assert isinstance(call, ToolCall)
+    assert call.name in {"add", "search_all"}
+
+
+# How replies are read
+
+
+def summary(parts: list[Any]) -> list[Any]:
+    """Parts without ids, and with neighbouring pieces of text joined."""
+    joined: list[Any] = []
+    for part in parts:
+        if isinstance(part, str) and joined and isinstance(joined[-1], str):
+            joined[-1] += part
+        elif isinstance(part, str):
+            joined.append(part)
+        else:
+            joined.append((type(part).__name__, part.name, part.arguments))
+    return joined
+
+
+ADD_3 = ("ToolCall", "add", {"x": 3})
+REPLIES: list[tuple[str, list[Any]]] = [
+    ("Just text.", ["Just text."]),
+    ("  a < b, <tool> \n", ["  a < b, <tool> \n"]),
+    (CALL, [ADD_3]),
+    (f"\n{CALL}\n{CALL}\n", [ADD_3, ADD_3]),
+    (f"First.\n\n{CALL}\n\nLast.", ["First.", ADD_3, "Last."]),
+    (CALL.replace("3", '"</tool_call>"'), [("ToolCall", "add", {"x": "</tool_call>"})]),
+    (CALL.replace("3", r'"\"</tool_call>"'), [("ToolCall", "add", {"x": '"</tool_call>'})]),
+    (CALL.replace("add", "unknown"), [("ToolCall", "unknown", {"x": 3})]),
+    (CALL.replace("arguments", "parameters"), [ADD_3]),
+    (CALL.replace('{"x": 3}', '"{\\"x\\": 3}"'), [ADD_3]),
+    ('<tool_call>\n{"name": "now"}\n</tool_call>', [("ToolCall", "now", {})]),
+    (CALL.removesuffix("\n</tool_call>"), [ADD_3]),
+    ("<tool_call>add(3)</tool_call> So.", [("InvalidToolCall", None, "add(3)"), "So."]),
+    ('<tool_call>{"name": "add", "arguments": 3}', [("InvalidToolCall", "add", '{"name": "add", "arguments": 3}')]),
+    ('Text <tool_call>{"name": "ad', ["Text", ("InvalidToolCall", None, '{"name": "ad')]),
+    ("Text <tool_c", ["Text <tool_c"]),
+    ("<tool_call>", [("InvalidToolCall", None, "")]),
+    ('{"name": "add", "arguments": {"x": 3}}', [ADD_3]),
+    ('```json\n{"name": "add", "arguments": {"x": 3}}\n```\n', [ADD_3]),
+    ('[TOOL_CALLS] [{"name": "add", "arguments": {"x": 3}}, {"name": "add", "arguments": {"x": 3}}]', [ADD_3, ADD_3]),
+    ('<|python_tag|>{"name": "add", "parameters": {"x": 3}}; {"name": "add", "parameters": {"x": 3}}', [ADD_3, ADD_3]),
+    *(
+        (text, [text])
+        for text in [
+            '{"name": "unknown", "arguments": {}}',
+            '{"name": "add", "arguments": {"x": 3}} is how to call it.',
+            'It is {"name": "add", "arguments": {"x": 3}}',
+            '{"name": "add", "argum',
+            '{"a": 1}',
+            "[1] says so",
+        ]
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), REPLIES)
+def test_replies_are_parted(text: str, expected: list[Any]) -> None:
+    stream = ToolCallStream(TOOLS)
+    assert summary([*stream.push(text), *stream.finish()]) == expected
+
+
+@given(st.sampled_from(REPLIES), st.lists(st.integers(0, 120), max_size=12))
+def test_any_pieces_give_the_same_parts(reply: tuple[str, list[Any]], cuts: list[int]) -> None:
+    text, expected = reply
+    stream, parts = ToolCallStream(TOOLS), []
+    for start, end in zip([0, *sorted(cuts)], [*sorted(cuts), len(text)], strict=True):
+        parts += stream.push(text[start:end])
+    assert summary([*parts, *stream.finish()]) == expected
+
+
+@given(st.text(alphabet='<tool_call>/\\"{} \nab', max_size=60))
+def test_text_without_markers_is_never_changed(text: str) -> None:
+    if HERMES.begin in text:
+        return
+    stream = ToolCallStream(TOOLS)
+    parts = [part for character in text for part in stream.push(character)]
+    assert "".join(map(str, [*parts, *stream.finish()])) == text
+
+
+def test_plain_text_is_not_delayed() -> None:
+    stream = ToolCallStream(TOOLS)
+    assert stream.push("Hello") == ["Hello"]
+    assert stream.push(" <") == []
+    assert stream.push("b> you") == [" <b> you"]
+
+
+def test_a_call_comes_as_soon_as_it_is_closed_and_has_an_id_of_its_own() -> None:
+    stream = ToolCallStream(TOOLS)
+    first = stream.push(CALL)
+    second = stream.push(CALL)
+    assert [type(part) for part in first + second] == [ToolCall, ToolCall]
+    ids = {part.id for part in first + second if isinstance(part, ToolCall)}
+    assert len(ids) == 2
+
+
+def test_reply_is_sorted_by_kind() -> None:
+    reply = parse_tool_calls(f"Let me see. {CALL} <tool_call>no</tool_call>", TOOLS)
+    assert reply.text == "Let me see."
+    assert [call.name for call in reply.tool_calls] == ["add"]
+    [invalid] = reply.invalid_tool_calls
+    assert isinstance(invalid, InvalidToolCall)
+    assert "not JSON" in invalid.error
