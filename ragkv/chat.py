@@ -78,7 +78,8 @@ def encode_chat(
     control = _control_tokens(tokenizer)
     try:
         holes: dict[str, Segment] = {}
-        rendered = _render(tokenizer, _with_holes(normal, holes, control), _with_holes(tools, holes, control))
+        contents = [{**message, "content": message["content"] or ""} for message in normal]
+        rendered = _render(tokenizer, _with_holes(contents, holes, control), _with_holes(tools, holes, control))
     except TemplateError as refused:
         if not any(message["role"] == "system" for message in normal):
             raise ConfigError(f"the model's chat template refuses the conversation: {refused}") from refused
@@ -103,11 +104,11 @@ def _with_holes(value: Any, holes: dict[str, Segment], control: re.Pattern[str])
     if isinstance(value, str):
         return control.sub(lambda match: _placeholder(Segment(match.group()), holes), value)
     if isinstance(value, Mapping):
-        return {key: _with_holes(item, holes, control) for key, item in value.items()}
+        return {_with_holes(key, holes, control): _with_holes(item, holes, control) for key, item in value.items()}
     if isinstance(value, Sequence):
         if value and all(isinstance(item, Segment) for item in value):
             return "".join(_placeholder(segment, holes) for segment in value)
-        return [_with_holes(item, holes, control) for item in value] if value else ""
+        return [_with_holes(item, holes, control) for item in value]
     return value
 
 
@@ -143,11 +144,13 @@ def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 
 def _encode_plain(tokenizer: PreTrainedTokenizerBase, text: str, control: re.Pattern[str]) -> list[int]:
     """Encode with a cut after the first character of every control token, so that none can form."""
-    match = control.search(text)
-    if match is None:
-        return _encode(tokenizer, text)
-    cut = match.start() + 1
-    return _encode(tokenizer, text[:cut]) + _encode_plain(tokenizer, text[cut:], control)
+    ids: list[int] = []
+    start = 0
+    while (match := control.search(text, start)) is not None:
+        cut = match.start() + 1
+        ids += _encode(tokenizer, text[start:cut])
+        start = cut
+    return ids + _encode(tokenizer, text[start:])
 
 
 def _control_tokens(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str]:

@@ -12,12 +12,12 @@ from typing import Literal, Self
 
 import torch
 
-from ragkv.backend import prepare, rope_depends_on_length
+from ragkv.backend import rope_depends_on_length
 from ragkv.chat import Prompt
 from ragkv.config import SamplingParams
 from ragkv.decode import Decoder
 from ragkv.detokenize import TextStream
-from ragkv.errors import ConfigError, PromptTooLong
+from ragkv.errors import Cancelled, ConfigError, PromptTooLong
 from ragkv.models import LoadedModel, load
 from ragkv.policies import Policy, SnapKV
 from ragkv.prefill import LayerCallback, Prefilled, prefill
@@ -113,7 +113,6 @@ class Engine:
     ) -> Self:
         """Load a model by packaged name, hub id, folder or `.gguf` file; see `ragkv.models.load`."""
         loaded = load(model, device=device, dtype=dtype, attn_implementation=attn_implementation, progress=progress)
-        prepare(loaded.model, loaded.attn_implementation)
         return cls(loaded, policy, prefill_chunk_size=prefill_chunk_size)
 
     def generate(
@@ -152,6 +151,7 @@ class Engine:
 
         Raises:
             PromptTooLong: a prompt and its `max_tokens` do not fit into the model's context.
+            Cancelled: `cancel` was set while a prompt was still being read, so that there is no reply to end.
         """
         prompts = [prompts] if isinstance(prompts, Prompt) else list(prompts)
         options = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
@@ -178,10 +178,16 @@ class Engine:
     def _run(
         self, replies: list["_Reply"], policy: Policy, on_layer: LayerCallback | None, cancel: threading.Event
     ) -> Iterator[Chunk]:
+        def watch(done: int, total: int) -> None:
+            if cancel.is_set():
+                raise Cancelled("the generation was cancelled while its prompt was being read")
+            if on_layer is not None:
+                on_layer(done, total)
+
         started = time.perf_counter()
         for reply in replies:
             reply.prefilled = prefill(
-                self.model, reply.prompt, policy, chunk_size=self.prefill_chunk_size, on_layer=on_layer
+                self.model, reply.prompt, policy, chunk_size=self.prefill_chunk_size, on_layer=watch
             )
         decoder = Decoder(self.model, [reply.prefilled for reply in replies])
         running = replies

@@ -27,3 +27,7 @@ class MissingExtra(RagkvError, ImportError):
 
 class ReplyError(RagkvError, ValueError):
     """A reply is not what was asked for, such as JSON that was cut off."""
+
+
+class Cancelled(RagkvError):
+    """The caller cancelled a generation before its first token."""

@@ -1,7 +1,7 @@
 """Every form of `model=` becomes a loaded causal language model with its tokenizer.
 
 A model is a packaged name, a folder, a `.gguf` file or a Hugging Face hub id. Whatever goes wrong is one ModelError.
-Attention is a plain base implementation here; the engine switches it to the observed one.
+Its attention is ragkv's observed one on top of the base chosen, and it is known that ragkv can serve it.
 """
 
 import difflib
@@ -15,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ragkv import paths
+from ragkv.backend import prepare
 from ragkv.convert import convert, is_converted
 from ragkv.errors import ModelError
 from ragkv.packaged import PACKAGED, embedding_model_path, fetch, gguf_path, path
@@ -39,7 +40,7 @@ class LoadedModel:
         name: what messages and reports call it.
         context_length: most positions it was trained for, in tokens.
         eos_token_ids: every token that ends a reply.
-        attn_implementation: "sdpa", "flash_attention_2" or "eager".
+        attn_implementation: the base of the observed attention, "sdpa" or "flash_attention_2".
     """
 
     model: PreTrainedModel
@@ -87,11 +88,11 @@ def load(
         model: packaged name, folder, `.gguf` file or hub id.
         device: such as "cpu" or "cuda:0".
         dtype: "bfloat16", "float16" or "float32", or the torch dtype.
-        attn_implementation: "sdpa", "flash_attention_2" or "eager".
+        attn_implementation: "sdpa" or "flash_attention_2".
         progress: told of "download", "verify" and "convert", in bytes.
 
     Raises:
-        ModelError: the model cannot be found, fetched or loaded.
+        ModelError: the model cannot be found, fetched, loaded or served.
         ConfigError: an option does not fit this machine or another option.
     """
     packaged = PACKAGED.get(str(model))
@@ -102,23 +103,21 @@ def load(
     attention = choose_attention(chosen_device, chosen_dtype, attn_implementation)
     source = resolve(model, progress)
     name = _name(str(model), source)
-    pretrained, tokenizer = _from_pretrained(source, name, chosen_dtype, attention)
+    pretrained, tokenizer = _from_pretrained(source, name, chosen_dtype)
     pretrained = pretrained.to(chosen_device).eval().requires_grad_(False)  # type: ignore[arg-type]
+    prepare(pretrained, attention)
     context_length = _context_length(pretrained, tokenizer, name)
     ends = _eos_token_ids(pretrained, tokenizer)
     return LoadedModel(pretrained, tokenizer, name, context_length, ends, attention)
 
 
-def _from_pretrained(
-    source: str, name: str, dtype: torch.dtype, attention: str
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def _from_pretrained(source: str, name: str, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
         # Weights in pickles could run code, hence safetensors only.
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source,
             dtype=dtype,
-            attn_implementation=attention,
             use_safetensors=True,
             output_loading_info=True,
         )

@@ -8,9 +8,9 @@ import platform
 
 import torch
 
+from ragkv.attention import BASES
 from ragkv.errors import ConfigError, MissingExtra
 
-ATTENTION = ("sdpa", "flash_attention_2", "eager")
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -48,8 +48,8 @@ def choose_attention(device: torch.device, dtype: torch.dtype, attention: str | 
     fits = device.type == "cuda" and dtype != torch.float32
     if attention is None:
         return "flash_attention_2" if installed and fits else "sdpa"
-    if attention not in ATTENTION:
-        raise ConfigError(f"attn_implementation={attention!r}: must be one of {', '.join(ATTENTION)}")
+    if attention not in BASES:
+        raise ConfigError(f"attn_implementation={attention!r}: must be one of {', '.join(BASES)}")
     if attention == "flash_attention_2" and not fits:
         raise ConfigError(
             f"attn_implementation='flash_attention_2' needs a CUDA device and bfloat16 or float16, not {device} "

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ragkv.backend import prepare
 from ragkv.models import LoadedModel, load
 from ragkv.progress import Progress
 
@@ -38,9 +37,9 @@ def shared_model(
         entry = _entries.setdefault(key, _Entry())
     with entry.lock:
         if entry.loaded is None:
-            loaded = load(model, device=device, dtype=dtype, attn_implementation=attn_implementation, progress=progress)
-            prepare(loaded.model, loaded.attn_implementation)
-            entry.loaded = loaded
+            entry.loaded = load(
+                model, device=device, dtype=dtype, attn_implementation=attn_implementation, progress=progress
+            )
         return entry.loaded
 
 

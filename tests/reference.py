@@ -105,13 +105,14 @@ def continue_masked(
     """Logits of every step behind a prompt, on a full cache of which each head sees only what it kept.
 
     Args:
-        model: untouched by ragkv; its attention is switched to the reference.
+        model: untouched by ragkv; its attention is the reference for this call.
         kept: per layer, (kv_heads, kept) positions of the prompt; a layer that is left out sees everything.
         steps: tokens of each forward pass after the prompt's.
 
     Returns:
         Logits (tokens, vocabulary) of the prompt's last token and then of each step.
     """
+    implementation = model.config._attn_implementation
     model.set_attn_implementation("reference")
     cache = DynamicCache(config=model.config)
     hidden = {}
@@ -123,7 +124,18 @@ def continue_masked(
     for tokens in steps:
         logits.append(run(model, tokens, cache, seen, hidden=hidden))
         seen += len(tokens)
+    model.set_attn_implementation(implementation)
     return logits
+
+
+def greedy(model: PreTrainedModel, prompt: Sequence[int], max_tokens: int, eos: int | list[int] | None = None) -> list[int]:
+    """What transformers' generate writes behind a prompt."""
+    ids = torch.tensor([list(prompt)])
+    model.generation_config.eos_token_id = eos
+    output = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens, do_sample=False, pad_token_id=0
+    )
+    return output[0, len(prompt) :].tolist()
 
 
 @torch.inference_mode()

@@ -72,10 +72,9 @@ def test_dtype_that_cannot_be(dtype: str | torch.dtype) -> None:
 def test_attention(machine: pytest.MonkeyPatch) -> None:
     half, single = torch.bfloat16, torch.float32
     assert choose_attention(CUDA, half) == "sdpa"
-    assert choose_attention(CUDA, half, "eager") == "eager"
     with pytest.raises(MissingExtra, match=r"pip install 'ragkv\[flash\]'"):
         choose_attention(CUDA, half, "flash_attention_2")
-    with pytest.raises(ConfigError, match="must be one of sdpa, flash_attention_2, eager"):
+    with pytest.raises(ConfigError, match="must be one of sdpa, flash_attention_2"):
         choose_attention(CPU, half, "flash")
     machine.setattr(importlib.util, "find_spec", lambda name: object() if name == "flash_attn" else None)
     assert choose_attention(CUDA, half) == "flash_attention_2"

@@ -171,7 +171,7 @@ def test_format_is_read_from_what_the_template_renders(template: str | None, exp
 def test_template_with_tools_gets_tools_calls_and_results(tokenizer: PreTrainedTokenizerFast) -> None:
     text = text_of(tokenizer, HISTORY, TOOLS)
     assert all(json.dumps(tool.name) in text.split("<|im_end|>")[0] for tool in TOOLS)
-    assert f"assistant\nLet me see.\n{CALL}<|im_end|>" in text
+    assert f"assistant\nLet me see.{CALL}<|im_end|>" in text
     assert "<|im_start|>tool\nError: no such number<|im_end|>" in text
     assert tokenizer.encode("<tool_call>")[0] in encode_chat(tokenizer, *prepare_tool_messages(tokenizer, HISTORY)).ids
 
@@ -320,16 +320,17 @@ def test_random_choices_are_valid_calls(template: str, seed: int) -> None:
 
 
 def test_random_model_calls_through_the_engine(engine_of: Any, tokenizer: PreTrainedTokenizerFast) -> None:
-    prompt = encode_chat(tokenizer, *prepare_tool_messages(tokenizer, HISTORY, TOOLS))
-    constraint = tool_call_constraint(tokenizer, TOOLS, "any", parallel=False)
-    stream, parts = ToolCallStream(TOOLS), []
-    sampling = SamplingParams(max_tokens=300, temperature=1.0, seed=0)
+    prompt = encode_chat(tokenizer, *prepare_tool_messages(tokenizer, HISTORY, [ADD]))
+    constraint = tool_call_constraint(tokenizer, [ADD], "any", parallel=False)
+    stream, parts = ToolCallStream([ADD]), []
+    sampling = SamplingParams(max_tokens=100, temperature=1.0, seed=0)
     for chunk in engine_of("qwen2").stream(prompt, sampling, constraints=[constraint]):
         parts += stream.push(chunk.text)
     parts += stream.finish()
     [call] = parts
     assert isinstance(call, ToolCall)
-    assert call.name in {"add", "search_all"}
+    assert call.name == "add"
+    assert call.arguments.get("x", 0) in range(100)
 
 
 # How replies are read

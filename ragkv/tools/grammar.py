@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from ragkv.errors import ConfigError
 from ragkv.grammar import GrammarConstraint, json_rule
 from ragkv.json_schema import moved
-from ragkv.tools.formats import HERMES, LLAMA, MISTRAL, ToolFormat, tool_format
+from ragkv.tools.formats import HERMES, MISTRAL, ToolFormat, tool_format
 from ragkv.tools.spec import ToolSpec, allowed_tools
 
 MAX_PARALLEL_CALLS = 16

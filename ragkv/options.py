@@ -1,0 +1,124 @@
+"""Options as plain values by name, as frameworks pass them, and what becomes of them: sampling, policy, engine.
+
+Both adapters have these fields with these defaults, and take any of them again for a single call. Nothing is loaded
+before `ChatOptions.engine` is called.
+"""
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, Self, get_args
+
+from ragkv.config import SamplingParams
+from ragkv.engine import Engine
+from ragkv.errors import ConfigError
+from ragkv.placement import choose_device, choose_dtype
+from ragkv.policies import FullKV, Policy, SnapKV, StreamingLLM
+from ragkv.registry import shared_model
+from ragkv.scoring import Pooling
+
+PolicyName = Literal["snapkv", "full", "streaming"]
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    """Everything that `ChatSnapKV(...)` takes.
+
+    Attributes:
+        model: packaged name, folder, `.gguf` file or hub id.
+        max_capacity_prompt: entries of the KV cache kept of a prompt, per layer and KV head.
+        window_size: snapkv: length of the observation window, or "auto" for that of the question.
+        kernel_size: snapkv: odd width of the pool over the votes.
+        pooling: snapkv: "avg" or "max".
+        policy: "snapkv", "full" (everything is kept) or "streaming" (StreamingLLM: the prompt's two ends).
+        max_tokens ... stop: see `ragkv.config.SamplingParams`.
+        context_tokens: tokens of documents in the prompt of a cited answer; the lowest-ranked that do not fit are left
+            out. None puts in all, and is an error when they do not fit into the model's context.
+        device, dtype, attn_implementation: see `ragkv.models.load`; None chooses for this machine.
+        prefill_chunk_size: tokens per forward pass of a prefill; None reads a prompt in one pass.
+
+    Raises:
+        ConfigError: a value is out of its bounds.
+    """
+
+    model: str = "qwen2.5-coder-1.5b"
+    max_capacity_prompt: int = 4096
+    window_size: int | Literal["auto"] = "auto"
+    kernel_size: int = 7
+    pooling: Pooling = "avg"
+    policy: PolicyName = "snapkv"
+    max_tokens: int = 512
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    stop: Sequence[str] = ()
+    context_tokens: int | None = None
+    device: str | None = None
+    dtype: str | None = None
+    attn_implementation: str | None = None
+    prefill_chunk_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.context_tokens is not None and self.context_tokens < 1:
+            raise ConfigError(f"context_tokens={self.context_tokens}: must be at least 1, or None for no limit")
+        self.sampling()
+        self.kv_policy()
+
+    def override(self, **values: Any) -> Self:
+        """These options with some changed for one call; None leaves an option as it is.
+
+        Raises:
+            ConfigError: there is no such option, or a value is out of its bounds.
+        """
+        check_names(values, OPTION_NAMES, "a call")
+        return replace(self, **{name: value for name, value in values.items() if value is not None})
+
+    def sampling(self) -> SamplingParams:
+        """How replies are generated."""
+        return SamplingParams(**{field.name: getattr(self, field.name) for field in fields(SamplingParams)})
+
+    def kv_policy(self) -> Policy:
+        """What is kept of a prompt's K/V."""
+        if self.policy == "snapkv":
+            return SnapKV(self.max_capacity_prompt, self.window_size, self.kernel_size, self.pooling)
+        if self.policy == "full":
+            return FullKV()
+        if self.policy != "streaming":
+            raise ConfigError(f"policy={self.policy!r}: choose one of {', '.join(get_args(PolicyName))}")
+        sinks = StreamingLLM.num_sink_tokens
+        if self.max_capacity_prompt <= sinks:
+            raise ConfigError(
+                f"max_capacity_prompt={self.max_capacity_prompt}: must be larger than the {sinks} sink tokens of "
+                "policy='streaming'"
+            )
+        return StreamingLLM(window_length=self.max_capacity_prompt - sinks)
+
+    def engine(self) -> Engine:
+        """An engine on the process's copy of the model, which is loaded now if it was not before."""
+        loaded = shared_model(
+            self.model,
+            device=self.device,
+            dtype=None if self.dtype is None else choose_dtype(choose_device(self.device), self.dtype),
+            attn_implementation=self.attn_implementation,
+        )
+        return Engine(loaded, self.kv_policy(), prefill_chunk_size=self.prefill_chunk_size)
+
+
+OPTION_NAMES = tuple(field.name for field in fields(ChatOptions))
+
+
+def check_names(given: Iterable[str], known: Iterable[str], where: str) -> None:
+    """Raise a ConfigError that suggests the nearest name, for the first name that is not known.
+
+    Args:
+        where: what the names were given to, such as "ChatSnapKV".
+    """
+    names = sorted(known)
+    for name in given:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
+            raise ConfigError(f"{where} has no option {name!r}: {hint}")
