@@ -1,6 +1,9 @@
 """The one place that knows how today's transformers spells things: arguments, rope types, what can be served."""
 
 import inspect
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -36,14 +39,15 @@ def forward(
     options: dict[str, Any] = {_cache_argument(model): cache}
     if observer is not None:
         options["observer"] = observer
-    output = model(
-        input_ids=ids,
-        attention_mask=mask,
-        position_ids=positions,
-        use_cache=True,
-        logits_to_keep=1,
-        **options,
-    )
+    with _rotation_of_its_own(model):
+        output = model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            use_cache=True,
+            logits_to_keep=1,
+            **options,
+        )
     return output.logits[:, -1]  # type: ignore[no-any-return]
 
 
@@ -91,7 +95,29 @@ def _probe(model: PreTrainedModel, name: str) -> None:
 
 
 def rope_depends_on_length(model: PreTrainedModel) -> bool:
-    """Whether the rotation of a token depends on how long the prompt is (so that chunks would rotate differently)."""
+    """Whether a token's rotation depends on the longest position of its pass: it then differs in chunks and batches."""
     rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
     types = {rope.get("rope_type")} | {entry.get("rope_type") for entry in rope.values() if isinstance(entry, dict)}
     return bool(types & {"dynamic", "longrope"})
+
+
+_ROTATING = threading.RLock()  # a callback of a prefill may use the model itself
+
+
+@contextmanager
+def _rotation_of_its_own(model: PreTrainedModel) -> Iterator[None]:
+    """Let a forward pass depend on nothing but its own positions, and on no other thread.
+
+    Rotations that depend on length are kept on the model's modules, from pass to pass ("dynamic" even remembers the
+    longest prompt that it has met), so they are reset before each pass, and passes take turns.
+    """
+    if not rope_depends_on_length(model):
+        yield
+        return
+    with _ROTATING:
+        for module in model.modules():
+            original = getattr(module, "original_inv_freq", None)
+            if isinstance(original, Tensor) and hasattr(module, "max_seq_len_cached"):
+                module.max_seq_len_cached = module.original_max_seq_len
+                module.register_buffer("inv_freq", original.clone(), persistent=False)
+        yield

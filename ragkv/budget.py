@@ -32,8 +32,8 @@ def within_budget(
         if used > context_tokens:
             if count == 0:
                 raise PromptTooLong(
-                    f"context_tokens={context_tokens} is less than the {used} tokens of the best document: raise it, or "
-                    "split documents into smaller ones"
+                    f"context_tokens={context_tokens} is less than the {used} tokens of the best document: raise it, "
+                    "or split the documents"
                 )
             return list(documents[:count])
     return list(documents)

@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 from ragkv.chat import Prompt, encode_chat
 from ragkv.config import SamplingParams
-from ragkv.engine import Completion, Engine, Stats
+from ragkv.deadline import limited
+from ragkv.engine import Chunk, Completion, Engine, Stats
 from ragkv.errors import ConfigError
 from ragkv.grammar import json_object_constraint, json_schema_constraint
 from ragkv.messages import Message
@@ -52,8 +53,11 @@ class ChatRequest:
     strict: bool = False
 
     def __post_init__(self) -> None:
-        if self.response_format is not None and self.tools and self.tool_choice not in ("auto", "none"):
-            raise ConfigError(f"tool_choice={self.tool_choice!r} and a response format: a reply cannot be both")
+        if self.response_format is not None and self.tools and self.tool_choice != "none":
+            raise ConfigError(
+                f"{len(self.tools)} tools and a response format: a reply is either calls or JSON of a schema; make the "
+                "schema one more tool, or set tool_choice='none'"
+            )
 
 
 @dataclass(frozen=True)
@@ -76,9 +80,17 @@ class ChatEvent:
     reply: ChatReply | None = None
 
 
-def chat(engine: Engine, requests: Sequence[ChatRequest], *, policy: Policy | None = None) -> list[ChatReply]:
-    """Answer several requests as one batched generation; replies in the order of the requests."""
-    replies = {event.row: event.reply for event in stream_chat(engine, requests, policy=policy) if event.reply}
+def chat(
+    engine: Engine,
+    requests: Sequence[ChatRequest],
+    *,
+    policy: Policy | None = None,
+    cancel: threading.Event | None = None,
+    timeout_s: float | None = None,
+) -> list[ChatReply]:
+    """Answer several requests as one batched generation; replies in the order of the requests. See `stream_chat`."""
+    events = stream_chat(engine, requests, policy=policy, cancel=cancel, timeout_s=timeout_s)
+    replies = {event.row: event.reply for event in events if event.reply}
     return [replies[row] for row in range(len(requests))]
 
 
@@ -88,20 +100,36 @@ def stream_chat(
     *,
     policy: Policy | None = None,
     cancel: threading.Event | None = None,
+    timeout_s: float | None = None,
 ) -> Iterator[ChatEvent]:
-    """Answer requests, yielding what is new as it is made; see `Engine.stream` for `cancel` and the errors."""
+    """Answer requests, yielding what is new as it is made; see `Engine.stream` for `cancel` and its errors.
+
+    Args:
+        timeout_s: seconds for all replies together; None for no limit.
+
+    Raises:
+        ReplyTimeout: they took longer.
+    """
     rows = [_Row(request) for request in requests]
-    chunks = engine.stream(
-        [_prompt(engine, request) for request in requests],
-        [request.sampling for request in requests],
-        policy=policy,
-        constraints=[_constraint(engine, request) for request in requests],
-        cancel=cancel,
-    )
-    for chunk in chunks:
+
+    def generate(cancel: threading.Event) -> Iterator[Chunk]:
+        return engine.stream(
+            [_prompt(engine, request) for request in requests],
+            [request.sampling for request in requests],
+            policy=policy,
+            constraints=[_constraint(engine, request) for request in requests],
+            cancel=cancel,
+        )
+
+    for chunk in limited(generate, timeout_s, cancel):
         event = rows[chunk.row].event(chunk.row, chunk.text, chunk.completion)
         if event.parts or event.reply:
             yield event
+
+
+def check(engine: Engine, request: ChatRequest) -> None:
+    """Raise what would keep a request from being answered, such as its length or its schema. Runs no model."""
+    engine.stream(_prompt(engine, request), request.sampling, constraints=[_constraint(engine, request)])
 
 
 def count_tokens(engine: Engine, request: ChatRequest) -> int:

@@ -189,8 +189,13 @@ class Engine:
             reply.prefilled = prefill(
                 self.model, reply.prompt, policy, chunk_size=self.prefill_chunk_size, on_layer=watch
             )
-        decoder = Decoder(self.model, [reply.prefilled for reply in replies])
-        running = replies
+        # A rotation that depends on length would be that of the longest row for all.
+        batches = [[reply] for reply in replies] if rope_depends_on_length(self.model) else [replies]
+        for batch in batches:
+            yield from self._decode(batch, cancel, started)
+
+    def _decode(self, running: list["_Reply"], cancel: threading.Event, started: float) -> Iterator[Chunk]:
+        decoder = Decoder(self.model, [reply.prefilled for reply in running])
         while running:
             if cancel.is_set():
                 yield from (reply.end("cancelled", started) for reply in running)

@@ -31,3 +31,7 @@ class ReplyError(RagkvError, ValueError):
 
 class Cancelled(RagkvError):
     """The caller cancelled a generation before its first token."""
+
+
+class ReplyTimeout(RagkvError, TimeoutError):
+    """A reply took longer than the caller allowed."""

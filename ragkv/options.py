@@ -30,7 +30,8 @@ class ChatOptions:
         window_size: snapkv: length of the observation window, or "auto" for that of the question.
         kernel_size: snapkv: odd width of the pool over the votes.
         pooling: snapkv: "avg" or "max".
-        policy: "snapkv", "full" (everything is kept) or "streaming" (StreamingLLM: the prompt's two ends).
+        policy: "snapkv", "full" (everything is kept), "streaming" (StreamingLLM: the prompt's two ends), or a policy
+            of your own, which the four options above do not reach.
         max_tokens ... stop: see `ragkv.config.SamplingParams`.
         context_tokens: tokens of documents in the prompt of a cited answer; the lowest-ranked that do not fit are left
             out. None puts in all, and is an error when they do not fit into the model's context.
@@ -46,7 +47,7 @@ class ChatOptions:
     window_size: int | Literal["auto"] = "auto"
     kernel_size: int = 7
     pooling: Pooling = "avg"
-    policy: PolicyName = "snapkv"
+    policy: PolicyName | Policy = "snapkv"
     max_tokens: int = 512
     temperature: float = 0.0
     top_p: float = 1.0
@@ -82,6 +83,8 @@ class ChatOptions:
 
     def kv_policy(self) -> Policy:
         """What is kept of a prompt's K/V."""
+        if not isinstance(self.policy, str):
+            return self.policy
         if self.policy == "snapkv":
             return SnapKV(self.max_capacity_prompt, self.window_size, self.kernel_size, self.pooling)
         if self.policy == "full":

@@ -64,7 +64,7 @@ def select(scores: Tensor, count: int, window_size: int, protected: Sequence[tup
             row = scores[b, h].tolist()
             ranked = sorted(
                 range(prefix),
-                key=lambda i: (any(start <= i < end for start, end in protected), row[i]),  # noqa: B023
+                key=lambda i: (any(start <= i < end for start, end in protected), row[i]),
                 reverse=True,
             )
             kept = sorted(ranked[:count]) + list(range(prefix, prefix + window_size))
@@ -128,7 +128,9 @@ def continue_masked(
     return logits
 
 
-def greedy(model: PreTrainedModel, prompt: Sequence[int], max_tokens: int, eos: int | list[int] | None = None) -> list[int]:
+def greedy(
+    model: PreTrainedModel, prompt: Sequence[int], max_tokens: int, eos: int | list[int] | None = None
+) -> list[int]:
     """What transformers' generate writes behind a prompt."""
     ids = torch.tensor([list(prompt)])
     model.generation_config.eos_token_id = eos

@@ -1,4 +1,4 @@
-"""The attention function: exact in every shape that a prefill or a decoding step gives it, and visible to an observer."""
+"""The attention function: exact in every shape that prefill and decoding give it, and visible to an observer."""
 
 import pytest
 import torch

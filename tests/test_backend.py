@@ -18,7 +18,13 @@ from transformers import (
 from ragkv.backend import prepare, rope_depends_on_length
 from ragkv.errors import ConfigError, ModelError
 
-_SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "pad_token_id": 0}
+_SMALL = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "pad_token_id": 0,
+}
 REFUSED: dict[str, tuple[PreTrainedConfig, str]] = {
     "FalconForCausalLM": (
         FalconConfig(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=4),

@@ -146,7 +146,9 @@ def test_only_full_attention_layers_are_compressible(name: str) -> None:
     types = getattr(config, "layer_types", None) or [kind] * config.num_hidden_layers
     cache = new_cache(config)
     assert [i for i, _ in compressible(cache)] == [i for i, kind in enumerate(types) if kind == "full_attention"]
-    assert sum(isinstance(layer, DynamicSlidingWindowLayer) for layer in cache.layers) == types.count("sliding_attention")
+    assert sum(isinstance(layer, DynamicSlidingWindowLayer) for layer in cache.layers) == types.count(
+        "sliding_attention"
+    )
 
 
 def test_bytes_are_those_of_the_tensors() -> None:

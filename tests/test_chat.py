@@ -1,4 +1,4 @@
-"""From messages to ids: as the template says, with exact spans, and no control token that the template did not write."""
+"""From messages to ids: as the template says, with exact spans, and no control token but the template's own."""
 
 import json
 from typing import Any
@@ -22,7 +22,10 @@ TOOL = {
         "parameters": {"type": "object", "properties": {"query": {"type": "string"}}, "required": [], "strict": True},
     },
 }
-CALL = {"type": "function", "function": {"name": "search", "arguments": {"query": "toads", "limits": [1, 2.5, None], "in": {}}}}
+CALL = {
+    "type": "function",
+    "function": {"name": "search", "arguments": {"query": "toads", "limits": [1, 2.5, None], "in": {}}},
+}
 CONVERSATION: list[dict[str, Any]] = [
     {"role": "system", "content": "Answer briefly."},
     {"role": "user", "content": "Where is Toad Hall?"},
@@ -55,7 +58,9 @@ def test_benign_chats_read_as_the_template_renders_them(
     assert _control_count(prompt.ids) == _control_count(tokenizer.encode(rendered, add_special_tokens=False))
 
 
-def test_tokens_equal_those_of_apply_chat_template_where_texts_end_with_words(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_tokens_equal_those_of_apply_chat_template_where_texts_end_with_words(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
     messages = [{"role": "user", "content": "The documents name the answer."}, {"role": "assistant", "content": "Who?"}]
     expected = tokenizer.apply_chat_template(messages, tokenize=True, add_generation_prompt=True, return_dict=False)
     assert list(encode_chat(tokenizer, messages).ids) == expected
@@ -83,7 +88,9 @@ def test_spans_are_exactly_their_texts(tokenizer: PreTrainedTokenizerFast) -> No
     assert found == [("instruction", None, "Be brief."), *marked]
 
 
-TEXTS = st.lists(st.one_of(st.sampled_from(CONTROL), st.text(max_size=5), st.sampled_from(["<|im_", "end|>", "<"])), max_size=6)
+TEXTS = st.lists(
+    st.one_of(st.sampled_from(CONTROL), st.text(max_size=5), st.sampled_from(["<|im_", "end|>", "<"])), max_size=6
+)
 
 
 @given(TEXTS.map("".join), st.sampled_from(["instruction", "header", "document", "question", None]))
@@ -96,7 +103,9 @@ def test_no_text_becomes_a_control_token(text: str, kind: Any) -> None:
         assert _text(prompt.ids[span.start : span.end]) == text
 
 
-PLACES = st.sampled_from(["system", "user", "result", "argument", "nested", "key", "name", "description", "tool key", "enum"])
+PLACES = st.sampled_from(
+    ["system", "user", "result", "argument", "nested", "key", "name", "description", "tool key", "enum"]
+)
 
 
 @given(st.sampled_from(CONTROL), PLACES, st.sampled_from(["", "The "]))
@@ -109,7 +118,11 @@ def test_no_control_token_comes_from_anywhere_but_the_template(control: str, pla
         messages = [
             {"role": "system", "content": at("system", "Be brief.")},
             {"role": "user", "content": at("user", "Where?")},
-            {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": at("name", "f"), "arguments": arguments}}]},
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [{"function": {"name": at("name", "f"), "arguments": arguments}}],
+            },
             {"role": "tool", "content": at("result", "Canberra")},
         ]
         tool = {at("tool key", "name"): "f", "description": at("description", "d"), "enum": [at("enum", "e")]}
@@ -143,12 +156,15 @@ def test_tool_calls_and_tools_reach_the_template(tokenizer: PreTrainedTokenizerF
 
 def test_neighbours_are_merged_for_templates_that_want_turns_to_alternate() -> None:
     alternating = CHAT_TEMPLATE.replace(
-        "{{- \"<|im_start|>\"",
+        '{{- "<|im_start|>"',
         "{%- if not loop.first and loop.previtem.role == message.role %}{{ raise_exception('alternate') }}{% endif %}\n"
-        "{{- \"<|im_start|>\"",
+        '{{- "<|im_start|>"',
     )
     tokenizer = tiny_tokenizer(alternating)
-    twice = [{"role": role, "content": text} for role, text in [("user", "a"), ("user", "b"), ("assistant", "c"), ("user", "d")]]
+    twice = [
+        {"role": role, "content": text}
+        for role, text in [("user", "a"), ("user", "b"), ("assistant", "c"), ("user", "d")]
+    ]
     assert "<|im_start|>user\na\n\nb<|im_end|>" in _text(encode_chat(tokenizer, twice).ids)
 
 
@@ -173,7 +189,9 @@ def test_a_conversation_that_no_template_takes_is_refused(tokenizer: PreTrainedT
 
 
 def test_without_a_template_texts_follow_each_other() -> None:
-    prompt = encode_chat(tiny_tokenizer(None), [{"role": "system", "content": "s<|im_end|>"}, {"role": "user", "content": "Where?"}])
+    prompt = encode_chat(
+        tiny_tokenizer(None), [{"role": "system", "content": "s<|im_end|>"}, {"role": "user", "content": "Where?"}]
+    )
     assert _text(prompt.ids) == "s<|im_end|>\n\nWhere?\n\n"
     assert sum(_control_count(prompt.ids).values()) == 0
     assert [span.kind for span in prompt.spans] == ["instruction", "question"]

@@ -74,5 +74,7 @@ def test_lists_of_any_numbers_are_read_back(numbers: list[int], separator: str) 
 def test_any_text_can_be_read(text: str) -> None:
     markers = find_markers(text)
     assert all(text[m.start] == "[" and text[m.end - 1] == "]" and m.numbers for m in markers)
-    outside = "".join(text[a.end : b.start] for a, b in itertools.pairwise([Marker((), 0, 0), *markers, Marker((), len(text), 0)]))
+    outside = "".join(
+        text[a.end : b.start] for a, b in itertools.pairwise([Marker((), 0, 0), *markers, Marker((), len(text), 0)])
+    )
     assert strip_markers(text).replace(" ", "") == outside.replace(" ", "")

@@ -2,14 +2,13 @@
 
 import dataclasses
 import itertools
-import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import reference
 import torch
-from conftest import EngineOf, ModelOf
+from conftest import EngineOf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import ARCHITECTURES, FULL_LENGTH, plain_model, random_prompt, tiny_engine, tiny_model, tiny_tokenizer
@@ -17,7 +16,7 @@ from tiny import ARCHITECTURES, FULL_LENGTH, plain_model, random_prompt, tiny_en
 from ragkv.chat import Prompt, Span
 from ragkv.config import SamplingParams
 from ragkv.engine import Chunk, Completion, Engine
-from ragkv.errors import ConfigError, PromptTooLong
+from ragkv.errors import Cancelled, ConfigError, PromptTooLong
 from ragkv.models import LoadedModel
 from ragkv.policies import FullKV, Policy, SnapKV, StreamingLLM
 
@@ -48,7 +47,9 @@ def _tokens(engine: Engine, prompt: Prompt, policy: Policy = SNAPKV, max_tokens:
 @pytest.mark.parametrize("name", ARCHITECTURES)
 @pytest.mark.parametrize("length", [3, 30, 100])
 @pytest.mark.parametrize("policy", [FullKV(), SnapKV(), SnapKV(101, 8), StreamingLLM(4, 200)], ids=str)
-def test_without_eviction_replies_equal_those_of_generate(engine_of: EngineOf, name: str, length: int, policy: Policy) -> None:
+def test_without_eviction_replies_equal_those_of_generate(
+    engine_of: EngineOf, name: str, length: int, policy: Policy
+) -> None:
     prompt = random_prompt(length)
     expected = reference.greedy(plain_model(name), prompt.ids, 24)
     assert len(set(expected)) > 3  # a reply that repeats one token would prove little
@@ -87,9 +88,9 @@ def test_max_tokens_end_a_reply(llama: Engine, max_tokens: int) -> None:
 
 
 def test_long_replies_equal_those_of_generate(llama: Engine) -> None:
-    """Across the 256 spare slots of the cache's buffers, twice."""
+    """Across the 256 spare slots of the cache's buffers."""
     prompt = random_prompt(30)
-    assert list(_tokens(llama, prompt, FullKV(), 600)) == reference.greedy(plain_model("llama"), prompt.ids, 600)
+    assert list(_tokens(llama, prompt, FullKV(), 280)) == reference.greedy(plain_model("llama"), prompt.ids, 280)
 
 
 @pytest.mark.parametrize("chunk_size", [1, 8, 40, 99, 100, 101])
@@ -127,9 +128,7 @@ def test_interleaved_requests_do_not_mix(engine_of: EngineOf, name: str) -> None
     engine, prompts = _engine(engine_of(name)), _prompts((100, 30, 55))
     expected = [_tokens(engine, prompt) for prompt in prompts]
     streams = [engine.stream(prompt, SamplingParams(max_tokens=24), policy=SNAPKV) for prompt in prompts]
-    last: list[Chunk] = []
-    for last in zip(*streams, strict=True):  # one token of each in turn
-        pass
+    *_, last = zip(*streams, strict=True)  # one token of each in turn
     assert [chunk.completion.tokens for chunk in last if chunk.completion] == expected
 
 
@@ -138,7 +137,7 @@ def test_threads_may_share_an_engine(engine_of: EngineOf, name: str) -> None:
     engine, prompts = _engine(engine_of(name)), _prompts((100, 30, 55, 200))
     expected = [_tokens(engine, prompt) for prompt in prompts]
     with ThreadPoolExecutor(4) as pool:
-        for _ in range(3):
+        for _ in range(2):
             assert list(pool.map(lambda prompt: _tokens(engine, prompt), prompts)) == expected
 
 
@@ -157,12 +156,23 @@ def test_a_batch_equals_its_rows(engine_of: EngineOf, name: str, policy: Policy)
     batch = engine.generate(prompts, options, policy=policy)
     for prompt, option, together in zip(prompts, options, batch, strict=True):
         alone = engine.generate([prompt], option, policy=policy)[0]
-        assert (together.tokens, together.text, together.finish_reason) == (alone.tokens, alone.text, alone.finish_reason)
-        for name_ in ("prompt_tokens", "completion_tokens", "kv_bytes_full", "kv_bytes_kept", "kept_tokens", "window_size"):
+        assert (together.tokens, together.text, together.finish_reason) == (
+            alone.tokens,
+            alone.text,
+            alone.finish_reason,
+        )
+        for name_ in (
+            "prompt_tokens",
+            "completion_tokens",
+            "kv_bytes_full",
+            "kv_bytes_kept",
+            "kept_tokens",
+            "window_size",
+        ):
             assert getattr(together.stats, name_) == getattr(alone.stats, name_)
 
 
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(st.lists(st.integers(1, 90), min_size=2, max_size=5), st.integers(20, 60), st.sampled_from(["qwen2", "gemma3"]))
 def test_any_batch_equals_its_rows(lengths: list[int], budget: int, name: str) -> None:
     engine, policy = _engine(_shared_engine(name)), SnapKV(budget, 8)
@@ -203,7 +213,9 @@ def test_seeds_make_sampling_repeatable(llama: Engine) -> None:
     prompt = random_prompt(60)
 
     def reply(seed: int | None) -> tuple[int, ...]:
-        return llama.generate([prompt], SamplingParams(max_tokens=20, temperature=1.0, seed=seed), policy=SNAPKV)[0].tokens
+        return llama.generate([prompt], SamplingParams(max_tokens=20, temperature=1.0, seed=seed), policy=SNAPKV)[
+            0
+        ].tokens
 
     assert reply(1) == reply(1) != reply(2)
     assert reply(None) != reply(None)
@@ -299,12 +311,30 @@ def test_an_event_cancels_between_two_tokens(llama: Engine) -> None:
 
 
 def test_a_reply_may_be_cancelled_before_its_first_token(llama: Engine) -> None:
+    """The event is set while the last layer of the prompt is read: nothing is left to interrupt but the reply."""
     cancel = threading.Event()
-    cancel.set()
-    (chunk,) = llama.stream(random_prompt(30), cancel=cancel)
+
+    def on_layer(done: int, layers: int) -> None:
+        if done == layers:
+            cancel.set()
+
+    (chunk,) = llama.stream(random_prompt(30), on_layer=on_layer, cancel=cancel)
     assert chunk.completion is not None
     assert (chunk.completion.finish_reason, chunk.completion.tokens, chunk.completion.text) == ("cancelled", (), "")
     assert chunk.completion.stats.decode_tokens_per_s == 0
+
+
+def test_an_event_cancels_a_prefill(llama: Engine) -> None:
+    cancel, told = threading.Event(), []
+
+    def on_layer(done: int, layers: int) -> None:
+        told.append(done)
+        if done == 2:
+            cancel.set()
+
+    with pytest.raises(Cancelled, match="while its prompt was being read"):
+        list(llama.stream(_prompts((60, 30)), on_layer=on_layer, cancel=cancel))
+    assert told == [1, 2]
 
 
 def test_closing_a_stream_ends_it_and_harms_nobody(llama: Engine) -> None:
@@ -352,7 +382,9 @@ def test_constraints_are_per_row(engine_of: EngineOf) -> None:
     chunks = list(engine.stream(_prompts((60, 30)), policy=SNAPKV, constraints=[Only([70, 80, 2]), Only([90, 2])]))
     completions = {chunk.row: chunk.completion for chunk in chunks if chunk.completion}
     assert [completions[row].tokens for row in (0, 1)] == [(70, 80, 2), (90, 2)]
-    free = engine.stream(_prompts((60, 30)), SamplingParams(max_tokens=3), policy=SNAPKV, constraints=[None, Only([90, 2])])
+    free = engine.stream(
+        _prompts((60, 30)), SamplingParams(max_tokens=3), policy=SNAPKV, constraints=[None, Only([90, 2])]
+    )
     rows = {chunk.row: chunk.completion for chunk in free if chunk.completion}
     assert rows[0].tokens == _tokens(_engine(engine, (2,)), random_prompt(60, seed=60), max_tokens=3)
 

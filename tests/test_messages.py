@@ -31,7 +31,9 @@ def test_segments_keep_their_kind() -> None:
 
 
 def test_absent_and_empty_contents_are_empty() -> None:
-    messages = in_segments([{"role": "assistant", "content": None}, {"role": "assistant"}, {"role": "user", "content": ""}])
+    messages = in_segments(
+        [{"role": "assistant", "content": None}, {"role": "assistant"}, {"role": "user", "content": ""}]
+    )
     assert [m["content"] for m in messages] == [[], [], []]
 
 
@@ -76,7 +78,9 @@ def test_system_messages_alone_become_a_user_message() -> None:
 
 
 def test_the_callers_messages_stay_as_they_were() -> None:
-    messages = in_segments([{"role": "system", "content": "s"}, {"role": "user", "content": "a"}, {"role": "user", "content": "b"}])
+    messages = in_segments(
+        [{"role": "system", "content": "s"}, {"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
+    )
     before = copy.deepcopy(messages)
     merge_neighbours(messages)
     fold_system(messages)

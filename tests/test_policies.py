@@ -48,7 +48,9 @@ def test_full_kv_keeps_everything(model_of: ModelOf) -> None:
 
 
 @pytest.mark.parametrize(("num_sink_tokens", "window_length"), [(4, 28), (0, 28), (1, 1), (20, 60)])
-def test_streaming_llm_keeps_the_first_and_the_last(model_of: ModelOf, num_sink_tokens: int, window_length: int) -> None:
+def test_streaming_llm_keeps_the_first_and_the_last(
+    model_of: ModelOf, num_sink_tokens: int, window_length: int
+) -> None:
     prefilled = prefill(model_of("llama"), random_prompt(LENGTH), StreamingLLM(num_sink_tokens, window_length))
     expected = [*range(num_sink_tokens), *range(LENGTH - window_length, LENGTH)]
     for _, layer in compressible(prefilled.cache):

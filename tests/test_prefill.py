@@ -7,7 +7,7 @@ import pytest
 import reference
 import torch
 from conftest import ModelOf
-from tiny import ARCHITECTURES, COMPRESSIBLE, random_prompt
+from tiny import ARCHITECTURES, COMPRESSIBLE, plain_model, random_prompt
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -32,7 +32,7 @@ def _positions(prefilled: Prefilled) -> dict[int, Tensor]:
 @pytest.mark.parametrize("name", COMPRESSIBLE)
 @pytest.mark.parametrize("policy", [SNAPKV, SnapKV(20, 4, 1, "max", "max"), StreamingLLM(3, 30)])
 def test_going_on_equals_a_full_cache_of_which_each_head_sees_what_it_kept(
-    model_of: ModelOf, plain_of: ModelOf, name: str, policy: Policy
+    model_of: ModelOf, name: str, policy: Policy
 ) -> None:
     """Token by token, then several at once, then token by token again; the tokens are given, not chosen."""
     model, prompt = model_of(name), random_prompt(LENGTH)
@@ -40,7 +40,7 @@ def test_going_on_equals_a_full_cache_of_which_each_head_sees_what_it_kept(
     kept = _positions(prefilled)
     stream = iter(random_prompt(40, seed=1).ids)
     steps = [list(itertools.islice(stream, n)) for n in (1, 1, 1, 5, 1, 7, 2, 1)]
-    expected = reference.continue_masked(plain_of(name), prompt.ids, kept, steps)
+    expected = reference.continue_masked(plain_model(name), prompt.ids, kept, steps)
     torch.testing.assert_close(prefilled.logits, expected[0], rtol=1e-5, atol=1e-5)
     seen = LENGTH
     with torch.inference_mode():
@@ -64,7 +64,11 @@ def test_the_reference_tells_heads_and_layers_apart(model_of: ModelOf, plain_of:
 
 @pytest.mark.parametrize("name", COMPRESSIBLE)
 def test_heads_and_layers_choose_for_themselves(model_of: ModelOf, name: str) -> None:
-    rows = [row for positions in _positions(prefill(model_of(name), random_prompt(LENGTH), SNAPKV)).values() for row in positions]
+    rows = [
+        row
+        for positions in _positions(prefill(model_of(name), random_prompt(LENGTH), SNAPKV)).values()
+        for row in positions
+    ]
     assert len({tuple(row.tolist()) for row in rows}) == len(rows)
 
 
@@ -76,7 +80,9 @@ def test_what_is_kept_is_what_the_loops_choose(model_of: ModelOf, name: str) -> 
     def observer(layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> None:
         seen[layer] = query, key, scaling
 
-    forward(model, torch.tensor([prompt.ids]), new_cache(model.config), torch.arange(60).unsqueeze(0), observer=observer)
+    forward(
+        model, torch.tensor([prompt.ids]), new_cache(model.config), torch.arange(60).unsqueeze(0), observer=observer
+    )
     for layer, positions in _positions(prefill(model, prompt, SnapKV(24, WINDOW))).items():
         query, key, scaling = seen[layer]
         scores = reference.pool(reference.votes(query, key, scaling, WINDOW), 7, "avg")
@@ -184,7 +190,9 @@ def test_sliding_layers_hold_their_window_while_the_next_layer_runs(model_of: Mo
     held: list[int] = []
 
     def on_layer(done: int, layers: int) -> None:
-        held.extend(states.untyped_storage().nbytes() for l in cache.layers[:done] for states in (l.keys, l.values))
+        held.extend(
+            states.untyped_storage().nbytes() for layer in cache.layers[:done] for states in (layer.keys, layer.values)
+        )
 
     observer = PrefillObserver(cache, SNAPKV, prompt, on_layer)
     forward(model, torch.tensor([prompt.ids]), cache, torch.arange(LENGTH).unsqueeze(0), observer=observer)

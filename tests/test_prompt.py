@@ -8,7 +8,11 @@ from ragkv.documents import Document
 from ragkv.errors import ConfigError
 from ragkv.prompt import EXAMPLES, RULES, SYSTEM, CitePrompt
 
-DOCUMENTS = [Document("a", "  It is in Canberra.\n", "Toad Hall"), Document("b", "Foxes jump."), Document("c", "Dogs lie.", "Dog")]
+DOCUMENTS = [
+    Document("a", "  It is in Canberra.\n", "Toad Hall"),
+    Document("b", "Foxes jump."),
+    Document("c", "Dogs lie.", "Dog"),
+]
 
 
 def _texts(prompt: CitePrompt, question: str = " Where? ", documents: list[Document] = DOCUMENTS) -> list[str]:

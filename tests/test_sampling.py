@@ -103,7 +103,9 @@ def test_half_precision_logits_are_widened_first() -> None:
 def test_logits_are_left_as_they_were() -> None:
     logits = _logits()
     before = logits.clone()
-    _draws(SamplingParams(temperature=0.5, top_k=3, top_p=0.5, min_p=0.1, repetition_penalty=1.5, seed=0), logits, (1, 2))
+    _draws(
+        SamplingParams(temperature=0.5, top_k=3, top_p=0.5, min_p=0.1, repetition_penalty=1.5, seed=0), logits, (1, 2)
+    )
     assert torch.equal(logits, before)
 
 

@@ -18,7 +18,9 @@ HEADS = [(4, 4), (4, 2), (6, 2), (4, 1)]  # query heads, KV heads: MHA, two GQA 
 BFLOAT16_ROUNDING = 2**-9  # largest relative error of rounding to 8 significant bits
 
 
-def _states(heads: int, kv_heads: int, queries: int, keys: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+def _states(
+    heads: int, kv_heads: int, queries: int, keys: int, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(heads * 100 + kv_heads)
     query = torch.randn(2, heads, queries, 8, generator=generator)
     return query.to(dtype), torch.randn(2, kv_heads, keys, 8, generator=generator).to(dtype)

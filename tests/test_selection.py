@@ -19,9 +19,13 @@ def test_selection_equals_sorting(count: int, window_size: int, protected: list[
 
 
 @given(st.data(), st.integers(1, 60), st.integers(1, 8))
-def test_positions_ascend_and_hold_the_window_and_what_is_protected(data: st.DataObject, prefix: int, window: int) -> None:
+def test_positions_ascend_and_hold_the_window_and_what_is_protected(
+    data: st.DataObject, prefix: int, window: int
+) -> None:
     # Few distinct scores, so that there are ties; a zero is the score of most tokens under max pooling.
-    scores = torch.tensor(data.draw(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=2 * prefix, max_size=2 * prefix)))
+    scores = torch.tensor(
+        data.draw(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=2 * prefix, max_size=2 * prefix))
+    )
     count = data.draw(st.integers(0, prefix))
     start = data.draw(st.integers(0, prefix))
     protected = (start, min(prefix, start + count))

@@ -363,6 +363,7 @@ REPLIES: list[tuple[str, list[Any]]] = [
     (CALL.replace('{"x": 3}', '"{\\"x\\": 3}"'), [ADD_3]),
     ('<tool_call>\n{"name": "now"}\n</tool_call>', [("ToolCall", "now", {})]),
     (CALL.removesuffix("\n</tool_call>"), [ADD_3]),
+    (CALL.removesuffix("_call>"), [ADD_3]),
     ("<tool_call>add(3)</tool_call> So.", [("InvalidToolCall", None, "add(3)"), "So."]),
     ('<tool_call>{"name": "add", "arguments": 3}', [("InvalidToolCall", "add", '{"name": "add", "arguments": 3}')]),
     ('Text <tool_call>{"name": "ad', ["Text", ("InvalidToolCall", None, '{"name": "ad')]),

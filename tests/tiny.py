@@ -94,7 +94,7 @@ ARCHITECTURES: dict[str, Callable[[], PreTrainedConfig]] = {
         sliding_window=24,
         layer_types=["sliding_attention", "full_attention", "sliding_attention"],
     ),
-    "cohere": lambda: CohereConfig(**_BASE, use_qk_norm=True),
+    "cohere": lambda: CohereConfig(**_BASE, use_qk_norm=True, logit_scale=1.0),
     "gpt-neox": lambda: GPTNeoXConfig(**{k: v for k, v in _BASE.items() if k != "num_key_value_heads"}),
 }
 
@@ -113,7 +113,7 @@ def plain_model(name: str, dtype: torch.dtype = torch.float32, seed: int = 0) ->
     """The same model as transformers makes it."""
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(ARCHITECTURES[name]()).to(dtype).eval().requires_grad_(False)
-    # Random initial weights attend almost evenly and repeat one token; larger ones make attention choose and replies vary.
+    # Random initial weights attend almost evenly and repeat one token; larger ones make attention choose.
     head = model.get_output_embeddings().weight
     for weight_name, parameter in model.named_parameters():
         if parameter.ndim >= 2 and parameter is not head and "norm" not in weight_name:

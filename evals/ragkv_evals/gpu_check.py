@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import LlamaConfig, MistralConfig, PreTrainedConfig
@@ -48,7 +49,7 @@ class Plan:
 
 def full_plan() -> Plan:
     """8B shapes at 4K to 131K tokens; the third is that of LWM-Text-Chat-1M, on which the paper measured."""
-    heads = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
+    heads: dict[str, Any] = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
     llama3_rope = {
         "rope_type": "llama3",
         "rope_theta": 500000.0,
@@ -59,7 +60,7 @@ def full_plan() -> Plan:
     }
     gqa = {**heads, "intermediate_size": 14336, "num_key_value_heads": 8}
     mha = {**heads, "intermediate_size": 11008, "num_key_value_heads": 32}
-    long = {"max_position_embeddings": 131072 + 1024}
+    long: dict[str, Any] = {"max_position_embeddings": 131072 + 1024}
     llama = LlamaConfig(vocab_size=128256, rope_parameters=llama3_rope, **gqa, **long)
     mistral = MistralConfig(vocab_size=32768, sliding_window=None, **gqa, **long)
     lwm = LlamaConfig(vocab_size=32000, **mha, **long)
@@ -81,9 +82,9 @@ def full_plan() -> Plan:
 
 def tiny_plan() -> Plan:
     """The same steps in seconds on a CPU."""
-    size = {"vocab_size": 199, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    size: dict[str, Any] = {"vocab_size": 199, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
     config = LlamaConfig(num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512, **size)
-    return Plan((Shape("tiny", config, 1.0, 192),), (96, 192), (32, 48, 64), (1, 2), 16, 3, 192, 60)
+    return Plan((Shape("tiny", config, 1.0, 192),), (96, 192), (32, 48, 64), (1, 2), 16, 3, 192, 3600)
 
 
 @dataclass
@@ -133,8 +134,10 @@ def check_shape(shape: Shape, plan: Plan, device: torch.device, seconds: float) 
 def run_gpu_tests(root: Path) -> dict[str, object]:
     """Run the tests marked `gpu`; only files that hold some are collected, since the others need more packages."""
     files = [str(file) for file in sorted((root / "tests").glob("test_*.py")) if "mark.gpu" in file.read_text()]
-    if find_spec("pytest") is None or not files:
-        return {"outcome": "not run", "reason": "pytest is not installed" if files else "no test is marked gpu"}
+    missing = [name for name in ("pytest", "hypothesis", "platformdirs") if find_spec(name) is None]
+    if missing or not files:
+        reason = f"not installed: {', '.join(missing)}" if missing else "no test is marked gpu"
+        return {"outcome": "not run", "reason": reason}
     options = ["-q", "-m", "gpu", "-c", "/dev/null", f"--rootdir={root}", "-p", "no:cacheprovider"]
     try:
         done = subprocess.run(

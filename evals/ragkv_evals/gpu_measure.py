@@ -55,10 +55,10 @@ def random_model(config: PreTrainedConfig, device: torch.device, dtype: torch.dt
     torch.set_default_dtype(dtype)
     try:
         with torch.device(device), torch.no_grad():
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     finally:
         torch.set_default_dtype(before)
-    model.eval().requires_grad_(False)
+    model.train(False).requires_grad_(False)
     prepare(model, BASE)
     return model
 
@@ -99,7 +99,7 @@ def measure(
     except torch.OutOfMemoryError:
         return out_of_memory
     prefill_s, prefill_peak = _now(model) - started, _peak(model)
-    rows = []
+    rows: list[Row] = []
     for budget in chosen:
         if budget is not None:
             _cut(cache, budget)

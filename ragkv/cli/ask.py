@@ -1,7 +1,7 @@
 """`ragkv ask`: the cited answer on stdout as it is made, sources and costs on stderr; or one JSON object."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,11 +13,11 @@ from ragkv.cli.engines import check_model, load_engine, quieten
 from ragkv.cli.output import ProgressBars, trimmed, write
 from ragkv.cli.report import report
 from ragkv.cli.sources import check_paths, open_index, retrieve
-from ragkv.config import SamplingParams
 from ragkv.errors import PromptTooLong
 
 if TYPE_CHECKING:
-    from ragkv.answer import Answer, AnswerChunk
+    from ragkv.answer import Answer, AnswerChunk, Overflow
+    from ragkv.options import ChatOptions
 
 
 def ask(
@@ -43,35 +43,54 @@ def ask(
     seed: options.SeedOption = None,
 ) -> None:
     """Answer a question from documents, and cite them."""
-    sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
     options.check_question(question)
-    options.check_context_tokens(context_tokens)
     check_paths(paths)
-    kept = options.make_policy(policy, max_capacity_prompt, window_size, kernel_size, pooling)
-    check_model(model)
+    chosen = options.chosen(
+        policy,
+        model=model,
+        dtype=dtype,
+        device=device,
+        max_capacity_prompt=max_capacity_prompt,
+        window_size=window_size,
+        kernel_size=kernel_size,
+        pooling=pooling,
+        context_tokens=context_tokens,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        seed=seed,
+    )
+    chunks = _chunks(paths, question, chosen, skip_unreadable=skip_unreadable, on_overflow=on_overflow)
+    if as_json:
+        write(json.dumps(to_json(_last(chunks), model)) + "\n")
+    else:
+        report(_shown(chunks))
+
+
+def _chunks(
+    paths: Sequence[str], question: str, chosen: "ChatOptions", *, skip_unreadable: bool, on_overflow: "Overflow"
+) -> "Iterator[AnswerChunk]":
+    """The answer as it is made; on return the prompt has been read and the progress bars are done."""
+    check_model(chosen.model)
     quieten()
     from ragkv.answer import stream_answer
 
     with ProgressBars() as progress:
         index = open_index(paths, progress, skip_unreadable=skip_unreadable)
-        engine = load_engine(model, kept, dtype=dtype, device=device, progress=progress)
-        documents = retrieve(index, [question], engine.tokenizer, context_tokens)
+        engine = load_engine(chosen, progress)
+        documents = retrieve(index, [question], engine.tokenizer, chosen.context_tokens or 0)
         chunks = stream_answer(
             engine,
             question,
             documents,
-            sampling,
+            chosen.sampling(),
             on_overflow=on_overflow,
             on_layer=progress.stage("prefill"),
         )
         try:
-            first = next(chunks)  # comes when the prompt has been read
+            first = next(chunks)
         except PromptTooLong as error:
             raise PromptTooLong(f"{error} (--context-tokens, --max-tokens, --on-overflow drop_documents)") from error
-    if as_json:
-        write(json.dumps(to_json(_last(chain([first], chunks)), model)) + "\n")
-    else:
-        report(_shown(chain([first], chunks)))
+    return chain([first], chunks)
 
 
 def _last(chunks: "Iterable[AnswerChunk]") -> "Answer":
@@ -82,7 +101,7 @@ def _shown(chunks: "Iterable[AnswerChunk]") -> "Answer":
     """The whole answer, written to stdout on the way."""
     answers: list[Answer] = []
 
-    def texts() -> Iterable[str]:
+    def texts() -> Iterator[str]:
         for chunk in chunks:
             yield chunk.text
             if chunk.answer is not None:

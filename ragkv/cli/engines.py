@@ -9,7 +9,7 @@ from ragkv.packaged import PACKAGED
 
 if TYPE_CHECKING:
     from ragkv.engine import Engine
-    from ragkv.policies import Policy
+    from ragkv.options import ChatOptions
 
 
 def check_model(model: str) -> None:
@@ -33,15 +33,10 @@ def quieten() -> None:
     enable_progress_bars()
 
 
-def load_engine(
-    model: str, policy: "Policy", *, dtype: str | None, device: str | None, progress: ProgressBars
-) -> "Engine":
-    """Fetch the model if need be and load it; see `ragkv.engine.Engine.load`."""
-    from ragkv.engine import Engine
+def load_engine(options: "ChatOptions", progress: ProgressBars) -> "Engine":
+    """Fetch or convert the model if need be, and load it."""
     from ragkv.models import resolve
-    from ragkv.placement import choose_device, choose_dtype
 
-    chosen = None if dtype is None else choose_dtype(choose_device(device), dtype)
-    resolve(model, progress)
-    with progress.waiting(f"loading {model}"):
-        return Engine.load(model, policy, device=device, dtype=chosen)
+    resolve(options.model, progress)
+    with progress.waiting(f"loading {options.model}"):
+        return options.engine()

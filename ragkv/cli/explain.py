@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,8 +10,10 @@ from ragkv.cli import options
 from ragkv.cli.engines import check_model, load_engine, quieten
 from ragkv.cli.output import ProgressBars, write
 from ragkv.cli.sources import check_paths, open_index, retrieve
-from ragkv.config import SamplingParams
 from ragkv.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ragkv.options import ChatOptions
 
 
 def explain(
@@ -41,30 +43,43 @@ def explain(
     The documents are the same for all questions: the best for each, with an equal share of --context-tokens.
     """
     paths, questions = split_arguments(arguments)
-    sampling = SamplingParams(max_tokens=max_tokens)
-    options.check_context_tokens(context_tokens)
     check_out(out)
     check_paths(paths)
-    kept = options.make_policy(policy, max_capacity_prompt, window_size, kernel_size, pooling)
-    check_model(model)
+    chosen = options.chosen(
+        policy,
+        model=model,
+        dtype=dtype,
+        device=device,
+        max_capacity_prompt=max_capacity_prompt,
+        window_size=window_size,
+        kernel_size=kernel_size,
+        pooling=pooling,
+        context_tokens=context_tokens,
+        max_tokens=max_tokens,
+    )
+    page = _page(paths, questions, chosen, skip_unreadable=skip_unreadable)
+    try:
+        out.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--out {out}: {error.strerror}: choose another file") from error
+    write(f"{out}\n")
+
+
+def _page(paths: Sequence[str], questions: Sequence[str], chosen: "ChatOptions", *, skip_unreadable: bool) -> str:
+    check_model(chosen.model)
     quieten()
     from ragkv.explain import explain as explain_question
     from ragkv.explain_page import render
 
     with ProgressBars() as progress:
         index = open_index(paths, progress, skip_unreadable=skip_unreadable)
-        engine = load_engine(model, kept, dtype=dtype, device=device, progress=progress)
-        documents = retrieve(index, questions, engine.tokenizer, context_tokens)
-        explanations = [
-            explain_question(engine, question, documents, sampling, on_layer=progress.stage(f"question {number}"))
-            for number, question in enumerate(questions, 1)
-        ]
-    page = render(explanations, documents, model=engine.loaded.name, policy=str(kept))
-    try:
-        out.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--out {out}: {error.strerror}: choose another file") from error
-    write(f"{out}\n")
+        engine = load_engine(chosen, progress)
+        documents = retrieve(index, questions, engine.tokenizer, chosen.context_tokens or 0)
+        explanations = []
+        for number, question in enumerate(questions, 1):
+            stage = progress.stage(f"prefill for question {number}")
+            explanations.append(explain_question(engine, question, documents, chosen.sampling(), on_layer=stage))
+    return render(explanations, documents, model=engine.loaded.name, policy=str(engine.policy))
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -9,13 +9,14 @@ import typer
 from ragkv.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ragkv.policies import Policy
+    from ragkv.options import ChatOptions
 
 DEFAULT_MODEL = "qwen2.5-coder-1.5b"
 CONTEXT_TOKENS = 20_000
 MAX_TOKENS = 128
 
 PolicyName = Literal["full", "snapkv", "streaming"]
+_SNAPKV_ONLY = ("window_size", "kernel_size", "pooling")
 _CACHE, _REPLY, _MACHINE = "KV cache", "Reply", "Model and machine"
 
 PathsArgument = Annotated[
@@ -87,36 +88,23 @@ SeedOption = Annotated[
 ]
 
 
-def make_policy(
-    name: PolicyName,
-    max_capacity_prompt: int | None = None,
-    window_size: int | None = None,
-    kernel_size: int | None = None,
-    pooling: Literal["avg", "max"] | None = None,
-) -> "Policy":
-    """The policy that these options describe; None leaves an option at the policy's own default.
+def chosen(policy: PolicyName, **values: Any) -> "ChatOptions":
+    """All options with their defaults, checked; None leaves an option at its default.
 
     Raises:
         ConfigError: a value is out of bounds, or the policy has no such option.
     """
-    from ragkv.policies import FullKV, SnapKV, StreamingLLM
+    from ragkv.options import ChatOptions
+    from ragkv.placement import choose_device, choose_dtype
 
-    snapkv = {"window_size": window_size, "kernel_size": kernel_size, "pooling": pooling}
-    options: dict[str, Any] = {"max_capacity_prompt": max_capacity_prompt, **snapkv}
-    given = {option: value for option, value in options.items() if value is not None}
-    if name == "snapkv":
-        return SnapKV(**given)
-    foreign = given.keys() - ({"max_capacity_prompt"} if name == "streaming" else set())
-    if foreign:
-        flag = min(foreign).replace("_", "-")
-        raise ConfigError(f"--{flag} means nothing to --policy {name}: leave it out, or use --policy snapkv")
-    if name == "full":
-        return FullKV()
-    sinks = StreamingLLM.num_sink_tokens
-    budget = SnapKV.max_capacity_prompt if max_capacity_prompt is None else max_capacity_prompt
-    if budget <= sinks:
-        raise ConfigError(f"max_capacity_prompt={budget}: must be larger than the {sinks} sink tokens of streaming")
-    return StreamingLLM(window_length=budget - sinks)
+    meaningless = {"full": (*_SNAPKV_ONLY, "max_capacity_prompt"), "streaming": _SNAPKV_ONLY, "snapkv": ()}[policy]
+    for name in meaningless:
+        if values.get(name) is not None:
+            flag = name.replace("_", "-")
+            raise ConfigError(f"--{flag} means nothing to --policy {policy}: leave it out, or use --policy snapkv")
+    options = ChatOptions().override(policy=policy, **values)
+    choose_dtype(choose_device(options.device), options.dtype)  # else a typo would show up after a long download
+    return options
 
 
 def check_question(question: str) -> None:
@@ -129,12 +117,6 @@ def check_question(question: str) -> None:
         raise ConfigError(f"the question is not UTF-8 text (character {error.start}): check the terminal") from error
     if is_path(question):
         raise ConfigError(f"no question: {question!r} is a path; put the question behind the paths, in quotes")
-
-
-def check_context_tokens(context_tokens: int) -> None:
-    """Raise ConfigError unless there is room for a document."""
-    if context_tokens < 1:
-        raise ConfigError(f"--context-tokens {context_tokens}: must be at least 1")
 
 
 def is_path(argument: str) -> bool:

@@ -1,6 +1,7 @@
 """From paths on the command line to the documents of the prompt: the index, and what it finds within the budget."""
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,17 +57,12 @@ def retrieve(
     Raises:
         ConfigError: not even the best document fits.
     """
-    from ragkv.chat import encode_untrusted
+    from ragkv.budget import document_tokens
     from ragkv.documents import unique
-    from ragkv.prompt import CitePrompt
-
-    def count_tokens(document: "Document") -> int:
-        segments = CitePrompt().messages("?", [document])[-1]["content"]
-        return sum(len(encode_untrusted(tokenizer, s.text)) for s in segments if s.document is not None)
 
     share = context_tokens // len(questions)
     try:
-        ranked = [index.retrieve(question, share, count_tokens) for question in questions]
+        ranked = [index.retrieve(question, share, partial(document_tokens, tokenizer)) for question in questions]
     except ConfigError as error:
         raise ConfigError(f"--context-tokens {context_tokens} is too small ({error})") from error
     return unique(document for rank in zip_longest(*ranked) for document in rank if document is not None)

@@ -116,8 +116,7 @@ class ToolCallStream:
 
 def _held_back(text: str) -> int:
     """Length of the tail that may turn out to be markup: white space, then the beginning of a marker."""
-    begin = HERMES.begin
-    marker = next((n for n in range(min(len(begin) - 1, len(text)), 0, -1) if text.endswith(begin[:n])), 0)
+    marker = _tail(text, HERMES.begin)
     before = text[: len(text) - marker]
     return marker + len(before) - len(before.rstrip())
 
@@ -127,7 +126,12 @@ def _end_of_call(text: str, last: bool) -> int:
     end = text.find(HERMES.end)
     while end >= 0 and re.sub(r"\\.", "", text[:end], flags=re.DOTALL).count('"') % 2:
         end = text.find(HERMES.end, end + 1)
-    return len(text) if end < 0 and last else end
+    return len(text) - _tail(text, HERMES.end) if end < 0 and last else end
+
+
+def _tail(text: str, marker: str) -> int:
+    """Length of the longest end of a text that begins a marker."""
+    return next((n for n in range(min(len(marker) - 1, len(text)), 0, -1) if text.endswith(marker[:n])), 0)
 
 
 def _read_call(text: str) -> ToolCall | InvalidToolCall:

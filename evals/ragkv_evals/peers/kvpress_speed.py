@@ -15,14 +15,17 @@ from kvpress import SnapKVPress  # type: ignore[import-not-found,unused-ignore]
 from transformers import AutoModelForCausalLM, DynamicCache
 
 
+def _load(folder: str, dtype: torch.dtype) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
+
+
 class Worker:
     """Holds the model and one compressed prompt per length."""
 
     def __init__(self, folder: str, options: dict[str, Any]) -> None:
         torch.set_num_threads(options["threads"])
         dtype, self.device = getattr(torch, options["dtype"]), torch.device(options["device"])
-        self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
-        self.model = self.model.eval().to(device=self.device)
+        self.model = _load(folder, dtype).to(self.device).eval()
         self.press = {name: options[name] for name in ("window_size", "kernel_size")}
         self.caches: dict[int, tuple[Any, int]] = {}
 

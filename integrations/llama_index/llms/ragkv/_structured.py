@@ -3,8 +3,8 @@
 from collections.abc import AsyncGenerator, Generator, Mapping
 from typing import Any
 
-import llama_index.core.instrumentation as instrument
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse
+from llama_index.core.instrumentation import get_dispatcher  # type: ignore[attr-defined]
 from llama_index.core.instrumentation.events.llm import LLMStructuredPredictEndEvent, LLMStructuredPredictStartEvent
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.program.utils import FlexibleModel, process_streaming_objects
@@ -13,11 +13,11 @@ from llama_index.core.types import Model, PydanticProgramMode
 
 from ragkv.structured import parse_json_reply
 
-dispatcher = instrument.get_dispatcher(__name__)
+dispatcher = get_dispatcher(__name__)
 
 
-class StructuredLLMBase(FunctionCallingLLM):
-    """`structured_predict` in its four forms; `pydantic_program_mode` other than the default leaves it to LlamaIndex."""
+class PredictsByGrammar(FunctionCallingLLM):
+    """`structured_predict` in four forms; LlamaIndex's own where `pydantic_program_mode` is not the default."""
 
     @dispatcher.span
     def structured_predict(
@@ -25,7 +25,7 @@ class StructuredLLMBase(FunctionCallingLLM):
     ) -> Model:
         """An object of `output_cls`. A reply that `max_tokens` cut off is a ReplyError."""
         if not self._by_grammar():
-            return super().structured_predict(output_cls, prompt, llm_kwargs, **args)
+            return super().structured_predict(output_cls, prompt, llm_kwargs, **args)  # type: ignore[no-any-return]
         dispatcher.event(LLMStructuredPredictStartEvent(output_cls=output_cls, template=prompt, template_args=args))
         messages = self._messages_for(prompt, args)
         result = _parsed(output_cls, self.chat(messages, **_constrained(output_cls, llm_kwargs)))
@@ -38,7 +38,9 @@ class StructuredLLMBase(FunctionCallingLLM):
     ) -> Model:
         """`structured_predict` without blocking the event loop."""
         if not self._by_grammar():
-            return await super().astructured_predict(output_cls, prompt, llm_kwargs, **args)
+            return await super().astructured_predict(  # type: ignore[no-any-return]
+                output_cls, prompt, llm_kwargs, **args
+            )
         dispatcher.event(LLMStructuredPredictStartEvent(output_cls=output_cls, template=prompt, template_args=args))
         messages = self._messages_for(prompt, args)
         result = _parsed(output_cls, await self.achat(messages, **_constrained(output_cls, llm_kwargs)))

@@ -1,0 +1,116 @@
+"""A cited answer, and the prompt it is an answer to; both hold the documents in one order, which their numbers are."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from langchain_core.documents import Document
+from langchain_core.messages import BaseMessage
+from langchain_core.runnables.base import RunnableBindingBase
+from pydantic import BaseModel, Field
+
+from langchain_ragkv._documents import from_langchain
+from langchain_ragkv._fields import ChatSnapKVFields
+from langchain_ragkv._messages import to_langchain
+from ragkv.budget import within_budget
+from ragkv.citations import find_markers, split_valid
+from ragkv.options import OPTION_NAMES, ChatOptions
+from ragkv.prompt import CitePrompt
+
+
+class Citation(BaseModel):
+    """A document that the answer names, by the number in the answer's brackets."""
+
+    number: int
+    document: Document
+
+
+class CitedAnswer(BaseModel):
+    """An answer and what it rests on; also a piece of one, while it is streamed.
+
+    Pieces add up in their order. In a piece, `citations` and `invalid_citations` are those that became whole with it.
+    """
+
+    answer: str = Field(description="The reply as the model wrote it, markers included.")
+    citations: list[Citation] = Field(default=[], description="Documents cited, in order of first mention.")
+    invalid_citations: list[int] = Field(default=[], description="Cited numbers that no document has.")
+    sources: list[Document] = Field(default=[], description="All documents in the prompt: number n is sources[n - 1].")
+    dropped_documents: list[Document] = Field(default=[], description="Left out, beyond the model's context_tokens.")
+
+    @classmethod
+    def read(cls, answer: str, sources: Sequence[Document], dropped: Sequence[Document] = ()) -> Self:
+        """An answer with the citations that its text makes of these sources."""
+        valid, invalid = split_valid(find_markers(answer), len(sources))
+        return cls(
+            answer=answer,
+            citations=[Citation(number=number, document=sources[number - 1]) for number in valid],
+            invalid_citations=invalid,
+            sources=list(sources),
+            dropped_documents=list(dropped),
+        )
+
+    def __add__(self, other: "CitedAnswer") -> "CitedAnswer":
+        dropped = self.dropped_documents or other.dropped_documents
+        return CitedAnswer.read(self.answer + other.answer, self.sources or other.sources, dropped)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question about documents as the model gets it, and which documents those are."""
+
+    messages: list[BaseMessage]
+    sources: Sequence[Document]
+    dropped: Sequence[Document]
+
+    @classmethod
+    def about(cls, documents: Sequence[Document], question: str, prompt: CitePrompt, llm: Any) -> Self:
+        """The prompt for as many of the documents (best first) as the model's `context_tokens` allow."""
+        given = [from_langchain(document) for document in documents]
+        options = _options(llm)
+        if options is not None and options.context_tokens is not None:
+            given = within_budget(options.engine().tokenizer, given, options.context_tokens)
+        count = len(given)
+        return cls(to_langchain(prompt.messages(question, given)), documents[:count], documents[count:])
+
+    def answer(self, reply: BaseMessage) -> CitedAnswer:
+        """The answer that a whole reply gives."""
+        return CitedAnswer.read(str(reply.text).strip(), self.sources, self.dropped)
+
+
+def _options(llm: Any) -> ChatOptions | None:
+    """The options of a `ChatSnapKV`, with what was bound to it; None for any other model."""
+    bound: dict[str, Any] = {}
+    while isinstance(llm, RunnableBindingBase):
+        bound = {**llm.kwargs, **bound}
+        llm = llm.bound
+    if not isinstance(llm, ChatSnapKVFields):
+        return None
+    return llm.options().override(**{name: value for name, value in bound.items() if name in OPTION_NAMES})
+
+
+class AnswerStream:
+    """An answer while it comes in, in pieces whose sum is the whole."""
+
+    def __init__(self, asked: Asked) -> None:
+        self.asked = asked
+        self._text = self._white_space = ""
+        self._named: set[int] = set()
+
+    def start(self) -> CitedAnswer:
+        """The piece before the first word: the sources."""
+        return CitedAnswer.read("", self.asked.sources, self.asked.dropped)
+
+    def push(self, message: BaseMessage) -> Iterator[CitedAnswer]:
+        """What a chunk of the reply adds, if anything; white space waits for a word, for at the ends there is none."""
+        new = self._white_space + str(message.text)
+        new = new if self._text else new.lstrip()
+        piece = new.rstrip()
+        self._white_space = new[len(piece) :]
+        if not piece:
+            return
+        self._text += piece
+        whole = CitedAnswer.read(self._text, self.asked.sources)
+        citations = [citation for citation in whole.citations if citation.number not in self._named]
+        invalid = [number for number in whole.invalid_citations if number not in self._named]
+        self._named.update(invalid, (citation.number for citation in citations))
+        yield CitedAnswer(answer=piece, citations=citations, invalid_citations=invalid)
