@@ -17,7 +17,7 @@ __all__ = ["Answer", "Document", "Engine", "FullKV", "Index", "SamplingParams", 
 __all__ += ["ask", "stream_answer"]
 
 _HOME = {"ask": "answer", "stream_answer": "answer", "SamplingParams": "config", "Document": "documents"}
-_HOME |= {name: "policies" for name in ("FullKV", "SnapKV", "StreamingLLM")}
+_HOME |= dict.fromkeys(("FullKV", "SnapKV", "StreamingLLM"), "policies")
 
 
 def __getattr__(name: str) -> object:

@@ -15,7 +15,8 @@ def limited(
     """Iterate over what `start` returns for at most `timeout_s` seconds.
 
     Args:
-        start: called with an event; the iterator should end soon after the event is set.
+        start: called with an event; soon after it is set, the iterator should yield a last item, which is thrown away
+            if the time is up, or raise `Cancelled`. One that just ends counts as whole.
         timeout_s: seconds from the first item asked for to the last one made; None for no limit.
         cancel: the caller's own way to end the iterator, handed to `start`.
 

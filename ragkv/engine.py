@@ -6,7 +6,7 @@ An engine holds no state between requests; threads may share one.
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
 
@@ -137,6 +137,7 @@ class Engine:
         policy: Policy | None = None,
         constraints: Sequence[Constraint | None] | None = None,
         on_layer: LayerCallback | None = None,
+        on_prefilled: Callable[[int, Prefilled], None] | None = None,
         cancel: threading.Event | None = None,
     ) -> Iterator[Chunk]:
         """Generate, yielding text as it is made. Closing the iterator stops between two tokens.
@@ -147,6 +148,7 @@ class Engine:
             policy: for this call instead of the engine's own.
             constraints: grammars that the replies must follow, one entry per prompt.
             on_layer: told of the progress of each prefill.
+            on_prefilled: shown each row's number and its prompt as read and compressed, before decoding changes it.
             cancel: when set, every unfinished reply ends with finish_reason "cancelled" before its next token.
 
         Raises:
@@ -163,7 +165,7 @@ class Engine:
                 zip(prompts, options, constraints or [None] * len(prompts), strict=True)
             )
         ]
-        return self._run(replies, policy or self.policy, on_layer, cancel or threading.Event())
+        return self._run(replies, policy or self.policy, on_layer, on_prefilled, cancel or threading.Event())
 
     def _check_length(self, prompt: Prompt, sampling: SamplingParams) -> None:
         context = self.loaded.context_length
@@ -176,7 +178,12 @@ class Engine:
             )
 
     def _run(
-        self, replies: list["_Reply"], policy: Policy, on_layer: LayerCallback | None, cancel: threading.Event
+        self,
+        replies: list["_Reply"],
+        policy: Policy,
+        on_layer: LayerCallback | None,
+        on_prefilled: Callable[[int, Prefilled], None] | None,
+        cancel: threading.Event,
     ) -> Iterator[Chunk]:
         def watch(done: int, total: int) -> None:
             if cancel.is_set():
@@ -189,6 +196,8 @@ class Engine:
             reply.prefilled = prefill(
                 self.model, reply.prompt, policy, chunk_size=self.prefill_chunk_size, on_layer=watch
             )
+            if on_prefilled is not None:
+                on_prefilled(reply.row, reply.prefilled)
         # A rotation that depends on length would be that of the longest row for all.
         batches = [[reply] for reply in replies] if rope_depends_on_length(self.model) else [replies]
         for batch in batches:

@@ -16,15 +16,12 @@ from ragkv.cache import compressible
 from ragkv.chat import Prompt, encode_chat
 from ragkv.citations import find_markers, split_valid
 from ragkv.config import SamplingParams
-from ragkv.decode import Decoder
 from ragkv.detokenize import TextStream
 from ragkv.documents import Document
-from ragkv.engine import Engine
-from ragkv.errors import PromptTooLong
+from ragkv.engine import Engine, Stats
 from ragkv.policies import Policy
-from ragkv.prefill import LayerCallback, Prefilled, prefill
+from ragkv.prefill import LayerCallback
 from ragkv.prompt import CitePrompt
-from ragkv.sampling import Sampler
 
 
 @dataclass(frozen=True)
@@ -59,12 +56,7 @@ class Explanation:
     invalid_citations: tuple[int, ...]
     heads: int
     kept: tuple[KeptDocument, ...]
-    prompt_tokens: int
-    kept_tokens: int
-    window_size: int
-    unprotected_tokens: int
-    kv_bytes_full: int
-    kv_bytes_kept: int
+    stats: Stats
 
 
 def explain(
@@ -84,32 +76,25 @@ def explain(
         PromptTooLong: the documents do not fit into the model's context.
     """
     encoded = encode_chat(engine.tokenizer, prompt.messages(question, documents))
-    room = engine.loaded.context_length - sampling.max_tokens
-    if len(encoded) > room:
-        raise PromptTooLong(
-            f"a prompt of {len(encoded)} tokens and max_tokens={sampling.max_tokens} do not fit into the "
-            f"{engine.loaded.context_length} tokens of context of {engine.loaded.name}: give fewer documents"
-        )
-    read = prefill(
-        engine.model, encoded, policy or engine.policy, chunk_size=engine.prefill_chunk_size, on_layer=on_layer
+    seen: list[tuple[Tensor, int]] = []
+    chunks = engine.stream(
+        encoded,
+        sampling,
+        policy=policy,
+        on_layer=on_layer,
+        on_prefilled=lambda _, read: seen.append(kept_counts(read.cache, len(encoded))),
     )
-    counts, heads = kept_counts(read.cache, len(encoded))
-    kept = tuple(_kept_document(engine.tokenizer, encoded, n, counts, heads) for n in range(1, len(documents) + 1))
-    answer = _reply(engine, encoded, read, sampling).strip()
-    valid, invalid = split_valid(find_markers(answer), len(documents))
+    reply = next(chunk.completion for chunk in chunks if chunk.completion is not None)
+    counts, heads = seen[0]
+    valid, invalid = split_valid(find_markers(reply.text), len(documents))
     return Explanation(
         question=question.strip(),
-        answer=answer,
+        answer=reply.text.strip(),
         citations=tuple(valid),
         invalid_citations=tuple(invalid),
         heads=heads,
-        kept=kept,
-        prompt_tokens=len(encoded),
-        kept_tokens=read.kept_tokens,
-        window_size=read.window_size,
-        unprotected_tokens=read.unprotected_tokens,
-        kv_bytes_full=read.kv_bytes_full,
-        kv_bytes_kept=read.kv_bytes_kept,
+        kept=tuple(_kept_document(engine.tokenizer, encoded, n + 1, counts, heads) for n in range(len(documents))),
+        stats=reply.stats,
     )
 
 
@@ -153,18 +138,3 @@ def text_pieces(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], kept: Se
         shown.append((rest, most))
     runs = groupby(shown, key=lambda piece: piece[1])
     return [Piece("".join(text for text, _ in run), count) for count, run in runs]
-
-
-def _reply(engine: Engine, prompt: Prompt, read: Prefilled, sampling: SamplingParams) -> str:
-    decoder, sampler = Decoder(engine.model, [read]), Sampler(sampling, prompt.ids)
-    text = TextStream(engine.tokenizer, sampling.stop)
-    for remaining in reversed(range(sampling.max_tokens)):
-        token = sampler(decoder.logits[0])
-        if token in engine.loaded.eos_token_ids:
-            break
-        text.push(token)
-        if text.stopped or not remaining:
-            break
-        decoder.step([token])
-    text.finish()
-    return text.text

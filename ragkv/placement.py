@@ -32,7 +32,7 @@ def choose_dtype(device: torch.device, dtype: str | torch.dtype | None = None) -
     if dtype is None:
         return torch.bfloat16 if has_native_bfloat16(device) else torch.float32
     chosen = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
-    if chosen not in DTYPES.values():
+    if chosen is None or chosen not in DTYPES.values():
         raise ConfigError(f"dtype={dtype!r}: must be one of {', '.join(DTYPES)}")
     return chosen
 

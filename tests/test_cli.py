@@ -85,9 +85,9 @@ class ScriptedEngine(Engine):
     reply = "Ada [1]"
     error: BaseException | None = None
 
-    def stream(self, prompt: Any, *args: Any, **kwargs: Any) -> Iterator[Chunk]:
-        next(super().stream(prompt, *args, **kwargs))
-        stats = Stats(len(prompt), 5, 0.25, 8.0, 4_000_000, 1_000_000, 512, 32, 0)
+    def stream(self, prompts: Any, *args: Any, **kwargs: Any) -> Iterator[Chunk]:
+        next(super().stream(prompts, *args, **kwargs))
+        stats = Stats(len(prompts), 5, 0.25, 8.0, 4_000_000, 1_000_000, 512, 32, 0)
         for character in self.reply:
             yield Chunk(0, character)
             if self.error is not None:
@@ -169,7 +169,12 @@ class TestAsk:
         self, cli: Cli, folder: str, fakes: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         seen: list[api.ChatOptions] = []
-        monkeypatch.setattr(api.ChatOptions, "engine", lambda self: seen.append(self) or fakes)
+
+        def engine(self: api.ChatOptions) -> Engine:
+            seen.append(self)
+            return fakes
+
+        monkeypatch.setattr(api.ChatOptions, "engine", engine)
         flags = "--model m/m --max-capacity-prompt 99 --window-size 17 --kernel-size 5 --pooling max --max-tokens 3"
         flags += " --temperature 0.5 --seed 4 --dtype float32 --device cpu --context-tokens 777"
         assert cli("ask", folder, QUESTION, *flags.split()).code == 0
@@ -340,8 +345,8 @@ def test_retrieval_for_several_questions_takes_the_best_of_each() -> None:
 
     engine = tiny_engine()
     index = Index.build([Document(name, text, name) for name, text in TEXTS.items()], WordEmbedder())
-    found = sources.retrieve(index, ["Ben bakes bread", "Cyd cooks soup"], engine.tokenizer, 200)
-    assert [document.id for document in found[:2]] == ["baker.md", "page.html"]
+    found = sources.retrieve(index, ["Ben bakes bread", "Cyd cooks soup"], engine.tokenizer, 2000)
+    assert [document.id for document in found] == ["baker.md", "page.html", "keeper.txt"]
     with pytest.raises(RagkvError, match="--context-tokens 8"):
         sources.retrieve(index, ["Ben bakes bread", "Cyd cooks soup"], engine.tokenizer, 8)
 

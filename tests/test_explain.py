@@ -15,7 +15,7 @@ from ragkv.cache import CompressibleLayer, compressible
 from ragkv.chat import encode_chat, encode_untrusted
 from ragkv.config import SamplingParams
 from ragkv.documents import Document
-from ragkv.engine import Engine
+from ragkv.engine import Engine, Stats
 from ragkv.errors import ConfigError, PromptTooLong
 from ragkv.explain import Explanation, KeptDocument, Piece, explain, kept_counts, text_pieces
 from ragkv.explain_page import level, render, runs
@@ -25,6 +25,17 @@ from ragkv.prompt import CitePrompt
 
 PLAIN = CitePrompt(system="", rules="Answer.", examples="")
 SNAPKV = SnapKV(max_capacity_prompt=96, window_size=16)
+STATS = Stats(
+    prompt_tokens=2048,
+    completion_tokens=9,
+    ttft_s=1.0,
+    decode_tokens_per_s=10.0,
+    kv_bytes_full=8_000_000,
+    kv_bytes_kept=2_000_000,
+    kept_tokens=512,
+    window_size=32,
+    unprotected_tokens=12,
+)
 GREEDY = SamplingParams(max_tokens=5)
 DOCUMENTS = [
     Document("a", "The quick brown fox; a lazy dog. Naïve café 👩‍🚀 日本語, tabs\tand\n\nlines.", "Fox"),
@@ -93,8 +104,8 @@ class TestExplain:
         answer = ask(engine, "Who wrote the answer?", DOCUMENTS, GREEDY, prompt=PLAIN)
         assert explanation.answer == answer.text != ""
         for name in ("prompt_tokens", "kept_tokens", "window_size", "unprotected_tokens", "kv_bytes_full"):
-            assert getattr(explanation, name) == getattr(answer.stats, name)
-        assert explanation.kv_bytes_kept == answer.stats.kv_bytes_kept < explanation.kv_bytes_full
+            assert getattr(explanation.stats, name) == getattr(answer.stats, name)
+        assert explanation.stats.kv_bytes_kept == answer.stats.kv_bytes_kept < explanation.stats.kv_bytes_full
 
     def test_end_of_sequence_ends_the_answer(self, engine: Engine, explanation: Explanation) -> None:
         prompt = encode_chat(engine.tokenizer, PLAIN.messages("Who wrote the answer?", DOCUMENTS))
@@ -114,7 +125,7 @@ class TestPieces:
         tokenizer = tiny_tokenizer()
         ids = encode_untrusted(tokenizer, "é日")
         assert len(ids) == 5
-        assert text_pieces(tokenizer, ids, [1, 4, 0, 0, 2]) == [Piece("é", 4), Piece("日", 2)]
+        assert text_pieces(tokenizer, ids, [4, 1, 0, 2, 0]) == [Piece("é", 4), Piece("日", 2)]
 
     def test_equally_kept_neighbours_are_one_piece(self) -> None:
         tokenizer = tiny_tokenizer()
@@ -165,9 +176,7 @@ def hostile_page() -> str:
     """A page in which every text that comes from outside is hostile."""
     documents = [Document(f"d{n}", text, text, text) for n, text in enumerate(HOSTILE)]
     kept = tuple(KeptDocument((Piece(text[:9], 0), Piece(text[9:], 5)), 0.5) for text in HOSTILE)
-    explanations = [
-        Explanation(text, text, (1, 3), (77,), 9, kept, 2048, 512, 32, 12, 8_000_000, 2_000_000) for text in HOSTILE[:2]
-    ]
+    explanations = [Explanation(text, text, (1, 3), (77,), 9, kept, STATS) for text in HOSTILE[:2]]
     return render(explanations, documents, model=HOSTILE[2], policy=HOSTILE[0])
 
 

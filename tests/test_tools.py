@@ -248,6 +248,14 @@ def test_an_error_that_shows_is_not_marked_twice(content: Any, tokenizer: PreTra
         ("auto", False, f"{CALL}\n{CALL}", False),
         ("auto", True, f"{CALL} and so on", False),
         ("auto", True, "See: <tool_call>add(3)", False),
+        ("any", True, f"{CALL}\n", True),
+        ("any", False, f"{CALL}\n\n", False),
+        ("auto", True, '{"name": "add", "arguments": {"x": 3}}', True),
+        ("auto", True, '```json\n{\n  "name": "add",\n  "arguments": {"x": 3}\n}\n```', True),
+        ("auto", True, '```json\n{\n  "name": "add",\n  "arguments": {"y": 3}\n}\n```', False),
+        ("auto", True, '{"name": "add"}', False),
+        ("auto", True, '```json\n{"name": "Bob", "arguments": [1]}\n```', True),
+        ("auto", True, 'So: {"name": "add"}', True),
     ],
 )
 def test_hermes_grammar(template: str, choice: str, parallel: bool, text: str, valid: bool) -> None:

@@ -59,7 +59,7 @@ def _longest(rows: Sequence[Row], memory: int) -> dict[str, float]:
         if len(peaks) >= 2:
             (short, low), (long, high) = peaks[-2:]
             if high > low:
-                lengths[system] = round(long + (memory - low) * (long - short) / (high - low))
+                lengths[system] = round(long + (memory - high) * (long - short) / (high - low))
     if len(lengths) == 2:
         lengths["ratio"] = lengths["ragkv SnapKV"] / lengths["transformers"]
     return lengths

@@ -1,0 +1,46 @@
+"""The examples run as a reader would run them, on the smallest packaged model that answers in sentences."""
+
+import re
+import runpy
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+MODEL = "qwen2.5-coder-0.5b"
+
+# What each must print, as patterns in the order of the output.
+PRINTS = {
+    "langchain_rag.py": [r"In which city is Toad Hall\?", "Canberra", r"\d sources, cited in vain: \[", r"\w+\n\w+"],
+    "langchain_agent.py": [r"17 \+ 25", r"ai: add\(", "tool: 42", r"opening_hours\(", "10 to 17", "4 messages in the"],
+}
+
+
+@pytest.fixture
+def all_cores() -> Iterator[None]:
+    """The suite's tiny models want one thread; a packaged one wants all."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(max(threads, 2))
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_every_example_is_run() -> None:
+    assert sorted(PRINTS) == sorted(file.name for file in EXAMPLES.glob("*.py"))
+
+
+@pytest.mark.usefixtures("all_cores")
+@pytest.mark.parametrize("name", sorted(PRINTS))
+def test_example(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", [name, MODEL])
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert re.search(".*".join(PRINTS[name]), printed, re.DOTALL), printed
+
+
+@pytest.mark.parametrize("name", sorted(PRINTS))
+def test_an_example_is_short(name: str) -> None:
+    assert 30 <= len((EXAMPLES / name).read_text().splitlines()) <= 60
