@@ -9,9 +9,10 @@ from typing import Any
 
 from langchain.agents import create_agent
 from langchain_core.messages import HumanMessage
-from langchain_ragkv import ChatSnapKV
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
+
+from langchain_ragkv import ChatSnapKV
 
 
 def add(a: int, b: int) -> int:

@@ -7,7 +7,6 @@ python examples/langchain_rag.py [MODEL]
 import sys
 
 from langchain_ragkv import ChatSnapKV, RagkvRetriever, create_cited_answer_chain
-
 from ragkv import Document, Index
 from ragkv.embedding import SentenceTransformerEmbedder
 

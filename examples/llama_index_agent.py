@@ -1,13 +1,14 @@
 """LlamaIndex agents with two tools on a local model: one that calls functions, one that reasons in text (ReAct).
 
-    pip install "ragkv[llama-index]"
-    python examples/llama_index_agent.py [MODEL]
+pip install "ragkv[llama-index]"
+python examples/llama_index_agent.py [MODEL]
 """
 
 import asyncio
 import sys
 
 from llama_index.core.agent.workflow import AgentStream, FunctionAgent, ReActAgent, ToolCallResult
+
 from llama_index.llms.ragkv import ChatSnapKV
 
 STOCK = {"apples": 12, "pears": 7}

@@ -1,12 +1,13 @@
 """A LlamaIndex query engine whose answers cite: documents are retrieved, numbered, read onto a compressed KV cache.
 
-    pip install "ragkv[llama-index]"
-    python examples/llama_index_rag.py [MODEL]
+pip install "ragkv[llama-index]"
+python examples/llama_index_rag.py [MODEL]
 """
 
 import sys
 
 from llama_index.core import Document, VectorStoreIndex
+
 from llama_index.llms.ragkv import ChatSnapKV, CitedAnswerSynthesizer, RagkvEmbedding
 
 DOCUMENTS = {

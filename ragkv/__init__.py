@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from ragkv.index import Index
     from ragkv.policies import FullKV, SnapKV, StreamingLLM
 
-__version__ = version("ragkv")
 __all__ = ["Answer", "Document", "Engine", "FullKV", "Index", "SamplingParams", "SnapKV", "StreamingLLM"]
 __all__ += ["ask", "stream_answer"]
 
@@ -22,6 +21,8 @@ _HOME |= dict.fromkeys(("FullKV", "SnapKV", "StreamingLLM"), "policies")
 
 def __getattr__(name: str) -> object:
     """Import on first use: torch takes seconds that `ragkv --help` should not wait for."""
+    if name == "__version__":
+        return version("ragkv")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOME.get(name, name.lower())}"), name)

@@ -84,6 +84,8 @@ class ChatOptions:
     def kv_policy(self) -> Policy:
         """What is kept of a prompt's K/V."""
         if not isinstance(self.policy, str):
+            if not callable(getattr(self.policy, "budget", None)):
+                raise ConfigError(f"policy={self.policy!r}: give a name or a policy object")
             return self.policy
         if self.policy == "snapkv":
             return SnapKV(self.max_capacity_prompt, self.window_size, self.kernel_size, self.pooling)

@@ -6,10 +6,10 @@ from functools import cache
 import pytest
 import torch
 from hypothesis import settings
-from tiny import plain_model, tiny_engine, tiny_model, tiny_tokenizer
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from ragkv.engine import Engine
+from tiny import plain_model, tiny_engine, tiny_model, tiny_tokenizer
 
 torch.set_num_threads(1)
 settings.register_profile("ragkv", deadline=None, derandomize=True, max_examples=100)

@@ -4,9 +4,8 @@ import dataclasses
 
 import pytest
 import torch
-from conftest import EngineOf
-from tiny import FULL_LENGTH, tiny_engine, tiny_tokenizer
 
+from conftest import EngineOf
 from ragkv.answer import Answer, ask, stream_answer
 from ragkv.chat import encode_chat
 from ragkv.config import SamplingParams
@@ -15,6 +14,7 @@ from ragkv.engine import Engine
 from ragkv.errors import ConfigError, PromptTooLong
 from ragkv.policies import FullKV, SnapKV
 from ragkv.prompt import CitePrompt
+from tiny import FULL_LENGTH, tiny_engine, tiny_tokenizer
 
 DOCUMENTS = [Document(f"d{i}", f"Text number {i}. " * 3, f"Title {i}") for i in range(1, 7)]
 PROMPT = CitePrompt(system="", rules="Cite.", examples="")

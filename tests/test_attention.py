@@ -3,14 +3,14 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ModelOf
-from tiny import ARCHITECTURES, random_prompt
 from torch import Tensor
 
+from conftest import ModelOf
 from ragkv.attention import causal_attention, implementation_name
 from ragkv.backend import forward
 from ragkv.cache import new_cache
 from ragkv.errors import ConfigError
+from tiny import ARCHITECTURES, random_prompt
 
 
 def _bottom_right(queries: int, keys: int) -> Tensor:

@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from conftest import ModelOf
-from tiny import ARCHITECTURES, VOCABULARY, plain_model, tiny_model
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
@@ -15,8 +13,10 @@ from transformers import (
     PreTrainedConfig,
 )
 
+from conftest import ModelOf
 from ragkv.backend import prepare, rope_depends_on_length
 from ragkv.errors import ConfigError, ModelError
+from tiny import ARCHITECTURES, VOCABULARY, plain_model, tiny_model
 
 _SMALL = {
     "vocab_size": VOCABULARY,

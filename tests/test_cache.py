@@ -4,11 +4,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import ARCHITECTURES
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from ragkv.cache import CompressibleLayer, compressible, join, kv_bytes, kv_bytes_full, new_cache
+from tiny import ARCHITECTURES
 
 
 def _states(tokens: int, seed: int = 0, rows: int = 1) -> tuple[Tensor, Tensor]:

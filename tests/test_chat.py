@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import ADDED_TOKENS, CHAT_TEMPLATE, SPECIAL_TOKENS, tiny_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from ragkv.chat import Prompt, Span, encode_chat, encode_text, encode_untrusted
 from ragkv.errors import ConfigError
 from ragkv.messages import Segment
+from tiny import ADDED_TOKENS, CHAT_TEMPLATE, SPECIAL_TOKENS, tiny_tokenizer
 
 CONTROL = [*SPECIAL_TOKENS, *ADDED_TOKENS]
 TOOL = {

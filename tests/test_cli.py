@@ -11,7 +11,6 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-from tiny import tiny_engine
 
 from ragkv import options as api
 from ragkv.answer import Overflow
@@ -23,6 +22,7 @@ from ragkv.embedding import Vectors
 from ragkv.engine import Chunk, Completion, Engine, Stats
 from ragkv.errors import RagkvError
 from ragkv.progress import Progress
+from tiny import tiny_engine
 
 QUESTION = "Who keeps the lighthouse?"
 TEXTS = {

@@ -2,12 +2,11 @@
 
 import threading
 
-from tiny import tiny_engine
-
 from ragkv.completion import stream_text
 from ragkv.config import SamplingParams
 from ragkv.engine import Engine
 from ragkv.policies import FullKV
+from tiny import tiny_engine
 
 SAMPLING = SamplingParams(max_tokens=8)
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_gguf import tiny_qwen2, tokens, write_gguf
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from ragkv import convert, storage
 from ragkv.errors import ModelError
+from tiny_gguf import tiny_qwen2, tokens, write_gguf
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from conftest import ModelOf
-from tiny import ARCHITECTURES, random_prompt
 
+from conftest import ModelOf
 from ragkv.decode import Decoder
 from ragkv.policies import FullKV, Policy, SnapKV
 from ragkv.prefill import prefill
+from tiny import ARCHITECTURES, random_prompt
 
 SNAPKV = SnapKV(40, 8)
 BY_LENGTH = ("llama-dynamic-rope", "phi3-longrope")  # rotate a token by the length of its own row; see test_engine

@@ -6,19 +6,19 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import reference
 import torch
-from conftest import EngineOf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import ARCHITECTURES, FULL_LENGTH, plain_model, random_prompt, tiny_engine, tiny_model, tiny_tokenizer
 
+import reference
+from conftest import EngineOf
 from ragkv.chat import Prompt, Span
 from ragkv.config import SamplingParams
 from ragkv.engine import Chunk, Completion, Engine
 from ragkv.errors import Cancelled, ConfigError, PromptTooLong
 from ragkv.models import LoadedModel
 from ragkv.policies import FullKV, Policy, SnapKV, StreamingLLM
+from tiny import ARCHITECTURES, FULL_LENGTH, plain_model, random_prompt, tiny_engine, tiny_model, tiny_tokenizer
 
 SNAPKV = SnapKV(40, 8)
 NEVER = (10**6,)  # an end that no model writes
@@ -250,6 +250,18 @@ def test_stop_strings_never_appear(llama: Engine) -> None:
     assert completion.finish_reason == "stop"
     assert completion.tokens == whole.tokens[: len(completion.tokens)]
     assert len(completion.tokens) < 60
+
+
+def test_what_was_held_back_is_shown_at_the_end(llama: Engine) -> None:
+    """The reply ends by its length in the midst of what might have become a stop string."""
+    sampling = SamplingParams(max_tokens=60, temperature=1.0, seed=0)
+    whole = llama.generate([random_prompt(60)], sampling, policy=SNAPKV)[0]
+    stop = whole.text[-3:] + " never said"
+    chunks = list(llama.stream(random_prompt(60), dataclasses.replace(sampling, stop=[stop]), policy=SNAPKV))
+    text, completion = _collect(chunks)
+    assert text == completion.text == whole.text
+    assert chunks[-1].text.endswith(stop[:3])
+    assert completion.finish_reason == "length"
 
 
 def test_a_batch_streams_each_row_in_turn(llama: Engine) -> None:

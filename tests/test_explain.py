@@ -8,7 +8,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from tiny import tiny_engine, tiny_tokenizer
 
 from ragkv.answer import ask
 from ragkv.cache import CompressibleLayer, compressible
@@ -22,6 +21,7 @@ from ragkv.explain_page import level, render, runs
 from ragkv.policies import FullKV, SnapKV
 from ragkv.prefill import prefill
 from ragkv.prompt import CitePrompt
+from tiny import tiny_engine, tiny_tokenizer
 
 PLAIN = CitePrompt(system="", rules="Answer.", examples="")
 SNAPKV = SnapKV(max_capacity_prompt=96, window_size=16)

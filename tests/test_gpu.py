@@ -4,13 +4,13 @@ import importlib.util
 
 import pytest
 import torch
-from tiny import COMPRESSIBLE, random_prompt, tiny_model
 
 from ragkv.attention import causal_attention, implementation_name
 from ragkv.cache import compressible
 from ragkv.decode import Decoder
 from ragkv.policies import FullKV, Policy, SnapKV, StreamingLLM
 from ragkv.prefill import Prefilled, prefill
+from tiny import COMPRESSIBLE, random_prompt, tiny_model
 
 pytestmark = [
     pytest.mark.gpu,

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from ragkv_evals.gpu_check import Clock, full_plan, tiny_plan
 from ragkv_evals.gpu_claims import claims
 from ragkv_evals.gpu_measure import Row, measure, random_model

@@ -10,14 +10,16 @@ from uuid import UUID
 import pytest
 import torch
 from pydantic import BaseModel, Field
-from tiny import VOCABULARY
 from transformers import PreTrainedTokenizerFast
 
 from ragkv.chat import encode_text
 from ragkv.config import SamplingParams
+from ragkv.engine import Engine
 from ragkv.errors import ConfigError, MissingExtra, ModelError
 from ragkv.grammar import GrammarConstraint, json_object_constraint, json_schema_constraint
+from ragkv.models import load
 from ragkv.sampling import Sampler
+from tiny import VOCABULARY
 
 EOS = 2
 Name = Annotated[str, Field(max_length=6)]
@@ -220,3 +222,16 @@ def test_missing_llguidance_names_the_extra(
     monkeypatch.setitem(sys.modules, "llguidance.hf", None)
     with pytest.raises(MissingExtra, match=r'pip install "ragkv\[langchain\]"'):
         json_object_constraint(tokenizer)
+
+
+def test_a_packaged_model_fills_a_schema() -> None:
+    loaded = load("smollm2-135m", device="cpu")
+    prompt = encode_text(loaded.tokenizer, "A home with a red cat as JSON:\n")
+    constraint = json_schema_constraint(
+        loaded.tokenizer, Home.model_json_schema(), strict=True, eos_token_ids=loaded.eos_token_ids
+    )
+    chunks = Engine(loaded).stream(prompt, SamplingParams(max_tokens=200), constraints=[constraint])
+    completion = [chunk.completion for chunk in chunks][-1]
+    assert completion is not None
+    assert completion.finish_reason == "stop"
+    Home.model_validate_json(completion.text)

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
-from tiny import plain_model, tiny_tokenizer
 
 from ragkv import models
 from ragkv.errors import ModelError
 from ragkv.model_info import context_length
 from ragkv.packaged import PACKAGED
+from tiny import plain_model, tiny_tokenizer
 
 
 def test_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,12 +12,12 @@ import huggingface_hub.errors as hub
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_gguf import tiny_qwen2, tokens, write_gguf
 from transformers import AutoTokenizer
 
 from ragkv import convert, models
 from ragkv.attention import implementation_name
 from ragkv.errors import ConfigError, ModelError
+from tiny_gguf import tiny_qwen2, tokens, write_gguf
 
 
 @pytest.fixture(scope="module")

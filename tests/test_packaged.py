@@ -13,11 +13,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tiny_gguf import tiny_qwen2, write_gguf
 
 from ragkv import download, packaged, storage
 from ragkv.errors import ModelError
 from ragkv.packaged import PackagedModel
+from tiny_gguf import tiny_qwen2, write_gguf
 
 Members = dict[str, bytes]
 

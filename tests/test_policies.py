@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import ModelOf
-from tiny import random_prompt
 
+from conftest import ModelOf
 from ragkv import policies
 from ragkv.cache import compressible
 from ragkv.errors import ConfigError
 from ragkv.policies import FullKV, Policy, SnapKV, StreamingLLM
 from ragkv.prefill import prefill
+from tiny import random_prompt
 
 LENGTH = 120
 # Every policy that drops something, with what it must keep of 120 tokens. A new policy joins here.

@@ -4,18 +4,18 @@ import itertools
 from dataclasses import dataclass, field
 
 import pytest
-import reference
 import torch
-from conftest import ModelOf
-from tiny import ARCHITECTURES, COMPRESSIBLE, plain_model, random_prompt
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+import reference
+from conftest import ModelOf
 from ragkv.backend import forward
 from ragkv.cache import compressible, new_cache
 from ragkv.chat import Prompt, Span
 from ragkv.policies import FullKV, Observation, Policy, SnapKV, StreamingLLM
 from ragkv.prefill import Prefilled, PrefillObserver, chunks, prefill
+from tiny import ARCHITECTURES, COMPRESSIBLE, plain_model, random_prompt
 
 LENGTH, BUDGET, WINDOW = 100, 40, 8
 SNAPKV = SnapKV(BUDGET, WINDOW)

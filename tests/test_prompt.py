@@ -1,12 +1,12 @@
 """The citing prompt: numbered documents, the question last, and titles that cannot fake a line."""
 
 import pytest
-from tiny import tiny_tokenizer
 
 from ragkv.chat import encode_chat
 from ragkv.documents import Document
 from ragkv.errors import ConfigError
 from ragkv.prompt import EXAMPLES, RULES, SYSTEM, CitePrompt
+from tiny import tiny_tokenizer
 
 DOCUMENTS = [
     Document("a", "  It is in Canberra.\n", "Toad Hall"),

@@ -3,16 +3,16 @@
 import math
 
 import pytest
-import reference
 import torch
-from conftest import ModelOf
-from tiny import COMPRESSIBLE, random_prompt, tiny_model
 from torch import Tensor
 
+import reference
+from conftest import ModelOf
 from ragkv.backend import forward
 from ragkv.cache import compressible, new_cache
 from ragkv.policies import Observation, SnapKV
 from ragkv.scoring import pool_votes, window_votes
+from tiny import COMPRESSIBLE, random_prompt, tiny_model
 
 HEADS = [(4, 4), (4, 2), (6, 2), (4, 1)]  # query heads, KV heads: MHA, two GQA ratios, MQA
 BFLOAT16_ROUNDING = 2**-9  # largest relative error of rounding to 8 significant bits

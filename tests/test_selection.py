@@ -1,11 +1,11 @@
 """Selection against sorting, and what always holds of it."""
 
 import pytest
-import reference
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import reference
 from ragkv.selection import fit_protected, select
 
 

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
+
 from conftest import ModelOf
+from ragkv.errors import ConfigError, DocumentError
 from ragkv_evals.cli import app
 from ragkv_evals.long_text import long_text
 from ragkv_evals.peers.environment import Peer, PeerError, PeerProcess, find
 from ragkv_evals.speed import Cell, PeerVariant, Read, in_process_variants, measure
 from ragkv_evals.speed_report import as_json, markdown_table, ratios, rows
 from tiny import plain_model, tiny_tokenizer
-from typer.testing import CliRunner
-
-from ragkv.errors import ConfigError, DocumentError
 
 ECHO_PEER = """
 import json, sys

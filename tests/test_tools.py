@@ -6,26 +6,24 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import BaseModel, Field
-from test_grammar import follows, write_at_random
-from tiny import CHAT_TEMPLATE, VOCABULARY, tiny_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from ragkv.chat import encode_chat
 from ragkv.config import SamplingParams
+from ragkv.engine import Engine
 from ragkv.errors import ConfigError
 from ragkv.messages import Message, Segment
+from ragkv.models import load
 from ragkv.tools import (
     HERMES,
     LLAMA,
     MAX_PARALLEL_CALLS,
     MISTRAL,
-    InvalidToolCall,
     ToolCall,
     ToolCallStream,
     ToolFormat,
+    ToolReply,
     ToolSpec,
     allowed_tools,
     parse_tool_calls,
@@ -33,6 +31,8 @@ from ragkv.tools import (
     tool_call_constraint,
     tool_format,
 )
+from test_grammar import follows, write_at_random
+from tiny import CHAT_TEMPLATE, VOCABULARY, tiny_tokenizer
 
 PLAIN_CHATML = """\
 {%- for message in messages %}{{ "<|im_start|>" + message.role + "\n" + message.content + "<|im_end|>\n" }}{% endfor %}
@@ -341,104 +341,37 @@ def test_random_model_calls_through_the_engine(engine_of: Any, tokenizer: PreTra
     assert call.arguments.get("x", 0) in range(100)
 
 
-# How replies are read
+def ask_packaged(name: str, question: str, choice: str, *, parallel: bool = True) -> ToolReply:
+    loaded = load(name, device="cpu")
+    messages: list[Message] = [{"role": "user", "content": question}]
+    prompt = encode_chat(loaded.tokenizer, *prepare_tool_messages(loaded.tokenizer, messages, TOOLS))
+    constraint = tool_call_constraint(
+        loaded.tokenizer, TOOLS, choice, parallel=parallel, eos_token_ids=loaded.eos_token_ids
+    )
+    chunks = list(Engine(loaded).stream(prompt, SamplingParams(max_tokens=80), constraints=[constraint]))
+    completion = chunks[-1].completion
+    assert completion is not None
+    assert completion.finish_reason == "stop"
+    return parse_tool_calls(completion.text, TOOLS)
 
 
-def summary(parts: list[Any]) -> list[Any]:
-    """Parts without ids, and with neighbouring pieces of text joined."""
-    joined: list[Any] = []
-    for part in parts:
-        if isinstance(part, str) and joined and isinstance(joined[-1], str):
-            joined[-1] += part
-        elif isinstance(part, str):
-            joined.append(part)
-        else:
-            joined.append((type(part).__name__, part.name, part.arguments))
-    return joined
-
-
-ADD_3 = ("ToolCall", "add", {"x": 3})
-REPLIES: list[tuple[str, list[Any]]] = [
-    ("Just text.", ["Just text."]),
-    ("  a < b, <tool> \n", ["  a < b, <tool> \n"]),
-    (CALL, [ADD_3]),
-    (f"\n{CALL}\n{CALL}\n", [ADD_3, ADD_3]),
-    (f"First.\n\n{CALL}\n\nLast.", ["First.", ADD_3, "Last."]),
-    (CALL.replace("3", '"</tool_call>"'), [("ToolCall", "add", {"x": "</tool_call>"})]),
-    (CALL.replace("3", r'"\"</tool_call>"'), [("ToolCall", "add", {"x": '"</tool_call>'})]),
-    (CALL.replace("add", "unknown"), [("ToolCall", "unknown", {"x": 3})]),
-    (CALL.replace("arguments", "parameters"), [ADD_3]),
-    (CALL.replace('{"x": 3}', '"{\\"x\\": 3}"'), [ADD_3]),
-    ('<tool_call>\n{"name": "now"}\n</tool_call>', [("ToolCall", "now", {})]),
-    (CALL.removesuffix("\n</tool_call>"), [ADD_3]),
-    (CALL.removesuffix("_call>"), [ADD_3]),
-    ("<tool_call>add(3)</tool_call> So.", [("InvalidToolCall", None, "add(3)"), "So."]),
-    ('<tool_call>{"name": "add", "arguments": 3}', [("InvalidToolCall", "add", '{"name": "add", "arguments": 3}')]),
-    ('Text <tool_call>{"name": "ad', ["Text", ("InvalidToolCall", None, '{"name": "ad')]),
-    ("Text <tool_c", ["Text <tool_c"]),
-    ("<tool_call>", [("InvalidToolCall", None, "")]),
-    ('{"name": "add", "arguments": {"x": 3}}', [ADD_3]),
-    ('```json\n{"name": "add", "arguments": {"x": 3}}\n```\n', [ADD_3]),
-    ('[TOOL_CALLS] [{"name": "add", "arguments": {"x": 3}}, {"name": "add", "arguments": {"x": 3}}]', [ADD_3, ADD_3]),
-    ('<|python_tag|>{"name": "add", "parameters": {"x": 3}}; {"name": "add", "parameters": {"x": 3}}', [ADD_3, ADD_3]),
-    *(
-        (text, [text])
-        for text in [
-            '{"name": "unknown", "arguments": {}}',
-            '{"name": "add", "arguments": {"x": 3}} is how to call it.',
-            'It is {"name": "add", "arguments": {"x": 3}}',
-            '{"name": "add", "argum',
-            '{"a": 1}',
-            "[1] says so",
-        ]
-    ),
-]
-
-
-@pytest.mark.parametrize(("text", "expected"), REPLIES)
-def test_replies_are_parted(text: str, expected: list[Any]) -> None:
-    stream = ToolCallStream(TOOLS)
-    assert summary([*stream.push(text), *stream.finish()]) == expected
-
-
-@given(st.sampled_from(REPLIES), st.lists(st.integers(0, 120), max_size=12))
-def test_any_pieces_give_the_same_parts(reply: tuple[str, list[Any]], cuts: list[int]) -> None:
-    text, expected = reply
-    stream, parts = ToolCallStream(TOOLS), []
-    for start, end in zip([0, *sorted(cuts)], [*sorted(cuts), len(text)], strict=True):
-        parts += stream.push(text[start:end])
-    assert summary([*parts, *stream.finish()]) == expected
-
-
-@given(st.text(alphabet='<tool_call>/\\"{} \nab', max_size=60))
-def test_text_without_markers_is_never_changed(text: str) -> None:
-    if HERMES.begin in text:
-        return
-    stream = ToolCallStream(TOOLS)
-    parts = [part for character in text for part in stream.push(character)]
-    assert "".join(map(str, [*parts, *stream.finish()])) == text
-
-
-def test_plain_text_is_not_delayed() -> None:
-    stream = ToolCallStream(TOOLS)
-    assert stream.push("Hello") == ["Hello"]
-    assert stream.push(" <") == []
-    assert stream.push("b> you") == [" <b> you"]
-
-
-def test_a_call_comes_as_soon_as_it_is_closed_and_has_an_id_of_its_own() -> None:
-    stream = ToolCallStream(TOOLS)
-    first = stream.push(CALL)
-    second = stream.push(CALL)
-    assert [type(part) for part in first + second] == [ToolCall, ToolCall]
-    ids = {part.id for part in first + second if isinstance(part, ToolCall)}
-    assert len(ids) == 2
-
-
-def test_reply_is_sorted_by_kind() -> None:
-    reply = parse_tool_calls(f"Let me see. {CALL} <tool_call>no</tool_call>", TOOLS)
-    assert reply.text == "Let me see."
+def test_a_packaged_model_without_tool_template_calls_when_it_must() -> None:
+    reply = ask_packaged("smollm2-135m", "Hello!", "add", parallel=False)
     assert [call.name for call in reply.tool_calls] == ["add"]
-    [invalid] = reply.invalid_tool_calls
-    assert isinstance(invalid, InvalidToolCall)
-    assert "not JSON" in invalid.error
+
+
+@pytest.mark.qwen
+@pytest.mark.parametrize("choice", ["auto", "any"])
+def test_qwen_calls_once_with_the_right_arguments(choice: str) -> None:
+    reply = ask_packaged("qwen2.5-coder-1.5b", "Call add with x = 3.", choice)
+    assert (reply.text, reply.invalid_tool_calls) == ("", ())
+    assert [(call.name, call.arguments) for call in reply.tool_calls] == [("add", {"x": 3})]
+
+
+@pytest.mark.qwen
+@pytest.mark.parametrize("name", ["qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b"])
+def test_qwen_template_and_tags(name: str) -> None:
+    tokenizer = load(name, device="cpu").tokenizer
+    assert tool_format(tokenizer) is HERMES
+    [token] = tokenizer.encode(HERMES.begin)
+    assert HERMES.begin in tokenizer.decode([token], skip_special_tokens=True)

@@ -81,8 +81,8 @@ def _text(message: BaseMessage) -> str:
             texts.append(str(block["text"]))
         elif not (isinstance(message, AIMessage) and block.get("type") in _BESIDE_TEXT):
             raise ConfigError(
-                f"a {message.type} message holds a block of type {block.get('type')!r}: ragkv's models read text only; "
-                "put the content into words"
+                f"a message of type {message.type!r} holds a block of type {block.get('type')!r}: ragkv's models read "
+                "text only; put the content into words"
             )
     return "".join(texts)
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from langchain_ragkv import ChatSnapKV
 
+from langchain_ragkv import ChatSnapKV
 from ragkv.engine import Chunk, Engine
 from ragkv.models import LoadedModel
 from ragkv.sampling import Sampler

@@ -8,8 +8,8 @@ from langchain_core.caches import InMemoryCache
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
-from langchain_ragkv import ChatSnapKV
 
+from langchain_ragkv import ChatSnapKV
 from ragkv.errors import PromptTooLong, ReplyTimeout
 
 QUESTIONS = [f"Who wrote question {n}?" for n in range(9)]

@@ -19,11 +19,10 @@ from langchain_core.messages import (
     ToolMessage,
 )
 from langchain_core.rate_limiters import BaseRateLimiter
+from pydantic import ValidationError
+
 from langchain_ragkv import ChatSnapKV
 from langchain_ragkv._messages import to_langchain, to_ragkv
-from pydantic import ValidationError
-from tiny import tiny_model, tiny_tokenizer
-
 from ragkv import registry
 from ragkv.citations import find_markers
 from ragkv.documents import Document
@@ -31,6 +30,7 @@ from ragkv.errors import ConfigError, PromptTooLong, ReplyTimeout
 from ragkv.messages import Segment
 from ragkv.policies import SnapKV
 from ragkv.prompt import CitePrompt
+from tiny import tiny_model, tiny_tokenizer
 
 QUESTION = "Who wrote the last question?"
 
@@ -217,8 +217,10 @@ class TestMessages:
         ],
     )
     def test_what_is_no_text_is_refused_by_name(self, llm: ChatSnapKV, block: dict[str, Any]) -> None:
-        with pytest.raises(ConfigError, match=r"a human message holds a block of type '(image|audio|file)"):
+        with pytest.raises(ConfigError, match=r"type 'human' holds a block of type '(image|audio|file)"):
             llm.invoke([HumanMessage([{"type": "text", "text": "What is this?"}, block])])
+        with pytest.raises(ConfigError, match=r"type 'ai' holds a block of type '(image|audio|file)"):
+            llm.invoke([AIMessage([block]), HumanMessage("Go on.")])
         with pytest.raises(ConfigError, match="a message of type 'remove'"):
             llm.invoke([RemoveMessage(id="1")])
 
@@ -286,6 +288,7 @@ class TestBookkeeping:
         assert again == llm
         assert again.asdict() == llm.asdict()
         assert llm.asdict()["max_capacity_prompt"] == 512
+        assert ChatSnapKV(policy=SnapKV(80)).asdict()["policy"] == str(SnapKV(80))
 
     def test_profile(self) -> None:
         profile = ChatSnapKV(model="qwen2.5-coder-1.5b").profile

@@ -11,8 +11,8 @@ from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableLambda
-from langchain_ragkv import ChatSnapKV, CitedAnswer, create_cited_answer_chain
 
+from langchain_ragkv import ChatSnapKV, CitedAnswer, create_cited_answer_chain
 from ragkv.chat import Prompt
 from ragkv.engine import Engine
 from ragkv.errors import ConfigError, PromptTooLong

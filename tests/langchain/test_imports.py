@@ -7,9 +7,8 @@ from importlib.metadata import metadata
 from pathlib import Path
 
 import langchain_ragkv
-from langchain_ragkv import __all__
-
 import ragkv
+from langchain_ragkv import __all__
 
 
 def test_all() -> None:

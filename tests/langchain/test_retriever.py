@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from langchain_ragkv import RagkvRetriever
 from langchain_tests.integration_tests import RetrieversIntegrationTests
 from pydantic import ValidationError
 
+from langchain_ragkv import RagkvRetriever
 from ragkv.documents import Document
 from ragkv.embedding import Vectors
 from ragkv.index import Index

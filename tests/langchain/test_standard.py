@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from langchain_ragkv import ChatSnapKV
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 from langchain_tests.unit_tests import ChatModelUnitTests
+
+from langchain_ragkv import ChatSnapKV
 
 MODEL = "qwen2.5-coder-0.5b"
 

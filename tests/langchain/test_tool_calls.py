@@ -7,11 +7,11 @@ import pytest
 from langchain_core.exceptions import OutputParserException
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage
 from langchain_core.tools import tool
-from langchain_ragkv import ChatSnapKV
 from pydantic import BaseModel
 from pydantic.v1 import BaseModel as BaseModelV1
 from typing_extensions import TypedDict
 
+from langchain_ragkv import ChatSnapKV
 from ragkv.chat import Prompt
 from ragkv.engine import Engine
 from ragkv.errors import ConfigError

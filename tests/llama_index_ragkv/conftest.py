@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from llama_index.llms.ragkv import ChatSnapKV
-from tiny import SPECIAL_TOKENS, plain_model, tiny_tokenizer
 
+from llama_index.llms.ragkv import ChatSnapKV
 from ragkv.chat import Prompt
 from ragkv.engine import Chunk, Completion, Engine, Stats
+from tiny import SPECIAL_TOKENS, plain_model, tiny_tokenizer
 
 QWEN = "qwen2.5-coder-0.5b"
 

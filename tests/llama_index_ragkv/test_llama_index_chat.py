@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from llama_index.core.base.llms.types import ChatResponse, CompletionResponse, ThinkingBlock
 from llama_index.core.llms import ChatMessage, ImageBlock, MessageRole, TextBlock
-from llama_index.llms.ragkv import ChatSnapKV
 
+from llama_index.llms.ragkv import ChatSnapKV
 from ragkv.decode import Decoder
 from ragkv.errors import ConfigError, PromptTooLong
 

@@ -9,8 +9,8 @@ from llama_index.core.llms import MockLLM
 from llama_index.core.query_engine import CitationQueryEngine
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
-from llama_index.llms.ragkv import ChatSnapKV, CitedAnswerSynthesizer
 
+from llama_index.llms.ragkv import ChatSnapKV, CitedAnswerSynthesizer
 from ragkv.budget import document_tokens
 from ragkv.chat import Prompt
 from ragkv.documents import Document

@@ -17,10 +17,10 @@ from llama_index.core.instrumentation.events.llm import LLMChatEndEvent, LLMChat
 from llama_index.core.llms import LLM, ChatMessage, MessageRole
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.rate_limiter import BaseRateLimiter
-from llama_index.llms.ragkv import ChatSnapKV, CitedAnswerSynthesizer, RagkvEmbedding
-from llama_index.llms.ragkv import __all__ as public
 from pydantic import ValidationError
 
+from llama_index.llms.ragkv import ChatSnapKV, CitedAnswerSynthesizer, RagkvEmbedding
+from llama_index.llms.ragkv import __all__ as public
 from ragkv import registry
 from ragkv.errors import ConfigError, ModelError
 from ragkv.options import ChatOptions

@@ -13,9 +13,9 @@ from llama_index.core.llms import ChatMessage
 from llama_index.core.memory import Memory
 from llama_index.core.schema import TextNode
 from llama_index.core.tools import FunctionTool
-from llama_index.llms.ragkv import ChatSnapKV
 from pydantic import BaseModel
 
+from llama_index.llms.ragkv import ChatSnapKV
 from ragkv.chat import Prompt
 
 Say = Callable[..., list[Prompt]]

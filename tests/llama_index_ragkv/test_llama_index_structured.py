@@ -7,9 +7,9 @@ from llama_index.core.llms import ChatMessage
 from llama_index.core.program import FunctionCallingProgram
 from llama_index.core.prompts import ChatPromptTemplate, PromptTemplate
 from llama_index.core.types import PydanticProgramMode
-from llama_index.llms.ragkv import ChatSnapKV
 from pydantic import BaseModel, Field, ValidationError
 
+from llama_index.llms.ragkv import ChatSnapKV
 from ragkv.errors import ConfigError, ReplyError
 
 

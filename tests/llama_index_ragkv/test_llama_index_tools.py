@@ -9,8 +9,8 @@ import pytest
 from llama_index.core.base.llms.types import ChatResponse, ToolCallBlock
 from llama_index.core.llms import ChatMessage, MessageRole
 from llama_index.core.tools import BaseTool, FunctionTool
-from llama_index.llms.ragkv import ChatSnapKV
 
+from llama_index.llms.ragkv import ChatSnapKV
 from ragkv.chat import Prompt
 from ragkv.errors import ConfigError, ReplyError
 

@@ -4,10 +4,11 @@ from typing import Any
 
 from llama_index.core.base.llms.types import LLMMetadata
 from llama_index.core.llms.function_calling import FunctionCallingLLM
-from pydantic import Field
+from pydantic import Field, SkipValidation
 
 from ragkv.model_info import context_length
 from ragkv.options import OPTION_NAMES, ChatOptions, PolicyName, check_names
+from ragkv.policies import Policy
 from ragkv.scoring import Pooling
 
 
@@ -19,7 +20,7 @@ class OptionFields(FunctionCallingLLM):
     window_size: int | str = Field("auto", description="snapkv: last tokens of the prompt, which vote.")
     kernel_size: int = Field(7, description="snapkv: odd width of the pool over the votes.")
     pooling: Pooling = Field("avg", description="snapkv: how votes are pooled.")
-    policy: PolicyName = Field("snapkv", description="What is kept of a prompt.")
+    policy: SkipValidation[PolicyName | Policy] = Field("snapkv", description="What is kept of a prompt.")
     max_tokens: int = Field(512, description="Most tokens to write.")
     temperature: float = Field(0.0, description="0 is greedy.")
     top_p: float = Field(1.0, description="Keep the smallest set of tokens of this probability.")
@@ -32,6 +33,7 @@ class OptionFields(FunctionCallingLLM):
     device: str | None = Field(None, description="Such as cpu or cuda:0; None chooses.")
     dtype: str | None = Field(None, description="bfloat16, float16 or float32; None chooses.")
     attn_implementation: str | None = Field(None, description="sdpa, flash_attention_2 or eager; None chooses.")
+    timeout: float | None = Field(None, description="Most seconds for a reply; one that takes longer is an error.")
     prefill_chunk_size: int | None = Field(None, description="Tokens per forward pass of a prefill; None is one pass.")
 
     def __init__(self, **kwargs: Any) -> None:

@@ -16,15 +16,16 @@ from llama_index.core.base.llms.types import (
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.llm import ToolSelection, default_completion_to_prompt
 from llama_index.core.tools.types import BaseTool
+
 from llama_index.llms.ragkv._fields import OptionFields
 from llama_index.llms.ragkv._messages import from_chat_messages
 from llama_index.llms.ragkv._responses import responses, to_completion
 from llama_index.llms.ragkv._structured import PredictsByGrammar
 from llama_index.llms.ragkv._tools import REQUEST_NAMES, request_options, selections, tool_choice
-
 from ragkv.aio import in_thread
-from ragkv.chat_model import ChatRequest, stream_chat
+from ragkv.chat_model import ChatEvent, ChatRequest, stream_chat
 from ragkv.completion import stream_text
+from ragkv.deadline import limited
 from ragkv.options import OPTION_NAMES, check_names
 
 Reply = Callable[[threading.Event | None], Iterator[ChatResponse]]
@@ -117,21 +118,19 @@ class ChatSnapKV(PredictsByGrammar, OptionFields):
 
     def _reply(self, prompt: str | Sequence[ChatMessage], kwargs: Mapping[str, Any]) -> Reply:
         """Check a call now; the result loads the model and generates when it is iterated."""
-        check_names(kwargs, (*OPTION_NAMES, *REQUEST_NAMES), "a call of ChatSnapKV")
+        check_names(kwargs, (*OPTION_NAMES, *REQUEST_NAMES, "timeout"), "a call of ChatSnapKV")
         options = self.options(**{name: value for name, value in kwargs.items() if name in OPTION_NAMES})
-        request = request_options(kwargs)
+        timeout = self.timeout if kwargs.get("timeout") is None else kwargs["timeout"]
         messages = prompt if isinstance(prompt, str) else from_chat_messages(prompt)
+        request = request_options(kwargs)
 
-        def generate(cancel: threading.Event | None) -> Iterator[ChatResponse]:
-            engine = options.engine()
+        def events(cancel: threading.Event) -> Iterator[ChatEvent]:
+            engine, sampling = options.engine(), options.sampling()
             if isinstance(messages, str):
-                events = stream_text(engine, messages, options.sampling(), cancel=cancel)
-            else:
-                turn = ChatRequest(messages, options.sampling(), **request)
-                events = stream_chat(engine, [turn], cancel=cancel)
-            yield from responses(events, options.model)
+                return stream_text(engine, messages, sampling, cancel=cancel)
+            return stream_chat(engine, [ChatRequest(messages, sampling, **request)], cancel=cancel)
 
-        return generate
+        return lambda cancel: responses(limited(events, timeout, cancel), options.model)
 
 
 def _last(stream: Iterable[ChatResponse]) -> ChatResponse:

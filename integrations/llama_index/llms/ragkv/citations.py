@@ -11,9 +11,9 @@ from llama_index.core.prompts.mixin import PromptDictType
 from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryType
 from llama_index.core.types import RESPONSE_TEXT_TYPE
+
 from llama_index.llms.ragkv._messages import plain_text, to_chat_messages
 from llama_index.llms.ragkv.base import ChatSnapKV
-
 from ragkv.budget import within_budget
 from ragkv.citations import find_markers, split_valid
 from ragkv.documents import Document
@@ -104,8 +104,7 @@ class CitedAnswerSynthesizer(BaseSynthesizer):
     def _get_prompts(self) -> PromptDictType:
         return {}
 
-    def _update_prompts(self, prompts: PromptDictType) -> None:
-        """The prompt is a CitePrompt, not a template of LlamaIndex."""
+    def _update_prompts(self, prompts: PromptDictType) -> None: ...  # the prompt is no template of LlamaIndex
 
 
 def _document(scored: NodeWithScore, title_key: str) -> Document:
