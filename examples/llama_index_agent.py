@@ -1,4 +1,4 @@
-"""LlamaIndex agents with two tools on a local model: one that calls functions, one that reasons in text (ReAct).
+"""Agents in LlamaIndex: a FunctionAgent that calls functions, and a ReActAgent that reasons in text.
 
 pip install "ragkv[llama-index]"
 python examples/llama_index_agent.py [MODEL]
@@ -8,39 +8,41 @@ import asyncio
 import sys
 
 from llama_index.core.agent.workflow import AgentStream, FunctionAgent, ReActAgent, ToolCallResult
+from llama_index.core.tools import FunctionTool
 
 from llama_index.llms.ragkv import ChatSnapKV
 
-STOCK = {"apples": 12, "pears": 7}
-
-
-def count_fruit(fruit: str) -> int:
-    """How many pieces of a fruit are in stock. The fruit is a plural, such as apples."""
-    return STOCK[fruit]
-
 
 def add(a: int, b: int) -> int:
-    """Adds two numbers."""
+    """Add two integers."""
     return a + b
 
 
+def opening_hours(museum: str) -> str:
+    """Look up when a museum is open."""
+    return f"{museum} is open from 10 to 17."
+
+
+TOOLS = [FunctionTool.from_defaults(add), FunctionTool.from_defaults(opening_hours, return_direct=True)]
+
+
 async def ask(agent: FunctionAgent | ReActAgent, question: str) -> None:
-    """Run an agent, showing its tools and its words as they come."""
-    print(f"\n{type(agent).__name__}: {question}")
-    handler = agent.run(question, max_iterations=6)
+    """Run an agent, and show its words and its tools as they come."""
+    print(f"{type(agent).__name__}: {question}")
+    handler = agent.run(question, max_iterations=5)
     async for event in handler.stream_events():
-        if isinstance(event, ToolCallResult):
-            print(f"{event.tool_name}({event.tool_kwargs}) = {event.tool_output}")
-        elif isinstance(event, AgentStream):
+        if isinstance(event, AgentStream):
             print(event.delta, end="", flush=True)
-    print("\nanswer:", await handler)
+        elif isinstance(event, ToolCallResult):
+            print(f"\n  tool: {event.tool_name}({event.tool_kwargs}) = {event.tool_output.content}")
+    print(f"\n  answer: {await handler}\n")
 
 
 async def main(model: str = "qwen2.5-coder-1.5b") -> None:
-    # What the grammar guarantees is that calls are valid; which tool to call is the model's decision.
-    llm = ChatSnapKV(model=model, max_tokens=128)
-    await ask(FunctionAgent(tools=[count_fruit, add], llm=llm), "How many apples are in stock?")
-    await ask(ReActAgent(tools=[count_fruit, add], llm=llm), "What is 12 plus 7? Use a tool.")
+    llm = ChatSnapKV(model=model, max_tokens=80)
+    # "any": the first reply must call a tool. Which, is for the model to say; that the call is valid, for the grammar.
+    await ask(FunctionAgent(tools=TOOLS, llm=llm, initial_tool_choice="any"), "When is the Louvre open?")
+    await ask(ReActAgent(tools=TOOLS[:1], llm=llm), "What is 17 + 25?")
 
 
 if __name__ == "__main__":

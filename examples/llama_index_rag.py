@@ -17,7 +17,7 @@ DOCUMENTS = {
     "Corliss Archer": "Meet Corliss Archer is a radio programme that ran on CBS from 1943 to 1956.",
     "Janet Waldo": "Janet Waldo was the voice of Corliss Archer on the radio and of Judy Jetson on television.",
 }
-QUESTION = "Which actress played Corliss Archer in the film Kiss and Tell?"
+QUESTION = "Which government positions did Shirley Temple hold?"
 
 
 def main(model: str = "qwen2.5-coder-1.5b") -> None:

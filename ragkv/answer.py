@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from ragkv.chat import Prompt, encode_chat
 from ragkv.citations import find_markers, split_valid
 from ragkv.config import SamplingParams
 from ragkv.documents import Document
 from ragkv.engine import Completion, Engine, FinishReason, Stats
-from ragkv.errors import PromptTooLong
+from ragkv.errors import ConfigError, PromptTooLong
 from ragkv.policies import Policy
 from ragkv.prefill import LayerCallback
 from ragkv.prompt import CitePrompt
@@ -22,7 +22,7 @@ class Answer:
     """An answer and what it rests on.
 
     Attributes:
-        text: the reply as the model wrote it, markers included.
+        text: the reply as the model wrote it, markers included, without the white space around it.
         documents: those that were in the prompt; number n is documents[n - 1].
         citations: numbers of the documents cited, in order of first mention.
         invalid_citations: cited numbers that no document has.
@@ -87,9 +87,11 @@ def stream_answer(
             the answer reports them.
 
     Raises:
-        ConfigError: the question is empty.
+        ConfigError: the question is empty, or `on_overflow` is neither of the two.
         PromptTooLong: the documents do not fit and may not be dropped, or the question alone does not fit.
     """
+    if on_overflow not in get_args(Overflow):
+        raise ConfigError(f"on_overflow={on_overflow!r}: choose one of {', '.join(get_args(Overflow))}")
     kept, encoded = _fit(engine, question, documents, sampling, prompt, on_overflow)
     dropped = tuple(documents[len(kept) :])
     for chunk in engine.stream(encoded, sampling, policy=policy, on_layer=on_layer):

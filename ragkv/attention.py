@@ -114,6 +114,8 @@ def _observed(base: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, None]]
         observer: AttentionObserver | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
+        if attention_mask is not None:  # it may be that of a layer which holds more
+            attention_mask = attention_mask[..., -key.shape[-2] :]
         output = base(module, query, key, value, attention_mask, **kwargs)
         if observer is not None:
             scaling = kwargs.get("scaling") or 1 / math.sqrt(query.shape[-1])

@@ -86,7 +86,8 @@ class CompressibleLayer(DynamicLayer):  # type: ignore[no-untyped-call]
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last `-tokens_to_remove` tokens (a negative number, as in transformers)."""
         super().crop(tokens_to_remove)
-        self.seen += tokens_to_remove
+        if self.is_initialized:
+            self.seen += tokens_to_remove
 
     def reset(self) -> None:
         super().reset()
@@ -100,9 +101,21 @@ def _grown(states: Tensor, slots: int) -> Tensor:
     return buffer
 
 
+class CompressibleCache(DynamicCache):
+    """A cache whose full-attention layers may hold different numbers of entries."""
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """transformers makes one mask for all full-attention layers: it is that of the longest, of which the attention
+        function takes the end that fits."""
+        sizes = super().get_mask_sizes(query_length, layer_idx)
+        if not isinstance(self.layers[layer_idx], CompressibleLayer):
+            return sizes
+        return max(layer.get_mask_sizes(query_length) for _, layer in compressible(self))
+
+
 def new_cache(config: PreTrainedConfig) -> DynamicCache:
     """An empty cache for a model: full-attention layers can be compressed, all others are transformers' own."""
-    cache = DynamicCache(config=config)
+    cache = CompressibleCache(config=config)
     cache.layers = [CompressibleLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache
 

@@ -23,13 +23,11 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 # Written as json.dumps does, which models have read most: given free white space, small ones write nothing else.
-# \uXXXX would let them write half of a surrogate pair.
 _JSON_STYLE = {
     "item_separator": ", ",
     "key_separator": ": ",
     "whitespace_flexible": False,
     "coerce_one_of": True,
-    "json_allowed_escapes": 'nrbtf\\"',
 }
 
 _compiled: WeakKeyDictionary[PreTrainedTokenizerBase, dict[tuple[int, ...], "LLTokenizer"]] = WeakKeyDictionary()

@@ -125,6 +125,11 @@ def test_a_context_too_narrow_for_one_document_is_an_error() -> None:
         ask(_narrow(_length(1) + 19), "Where?", DOCUMENTS, SHORT, prompt=PROMPT, on_overflow="drop_documents")
 
 
+def test_an_unknown_way_to_overflow_is_refused(engine: Engine) -> None:
+    with pytest.raises(ConfigError, match="on_overflow='drop': choose one of error, drop_documents"):
+        ask(engine, "Who?", [], on_overflow="drop")  # type: ignore[arg-type]
+
+
 def test_an_empty_question_is_refused(engine: Engine) -> None:
     with pytest.raises(ConfigError, match="the question is empty"):
         ask(engine, "  ", DOCUMENTS)

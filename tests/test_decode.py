@@ -10,6 +10,15 @@ from ragkv.prefill import prefill
 from tiny import ARCHITECTURES, random_prompt
 
 SNAPKV = SnapKV(40, 8)
+
+
+class ByLayer(SnapKV):
+    """A budget that rises and falls with the layers: the mask that transformers makes for all fits one of them."""
+
+    def budget(self, length: int, layer: int, num_layers: int) -> int:
+        return min(length, (24, 40, 16)[layer])
+
+
 BY_LENGTH = ("llama-dynamic-rope", "phi3-longrope")  # rotate a token by the length of its own row; see test_engine
 BATCHED = [name for name in ARCHITECTURES if name not in BY_LENGTH]
 # Shorter than a sliding window of 24, within the budget, the budget itself, one more, and far beyond.
@@ -26,7 +35,7 @@ def _alone(model: torch.nn.Module, length: int, policy: Policy, tokens: list[int
 
 
 @pytest.mark.parametrize("name", BATCHED)
-@pytest.mark.parametrize("policy", [SNAPKV, FullKV()])
+@pytest.mark.parametrize("policy", [SNAPKV, FullKV(), ByLayer(40, 8)])
 @pytest.mark.parametrize("lengths", [LENGTHS, (60, 60), (10, 12), (100, 10), (41, 40)])
 def test_rows_of_a_batch_go_on_as_they_would_alone(
     model_of: ModelOf, name: str, policy: Policy, lengths: tuple[int, ...]

@@ -31,7 +31,7 @@ REPLIES: list[tuple[str, list[Any]]] = [
     ("  a < b, <tool> \n", ["  a < b, <tool> \n"]),
     (CALL, [ADD_3]),
     (f"\n{CALL}\n{CALL}\n", [ADD_3, ADD_3]),
-    (f"First.\n\n{CALL}\n\nLast.", ["First.", ADD_3, "Last."]),
+    (f"First.\n\n{CALL}\n\nOne more  time.", ["First.", ADD_3, "One more  time."]),
     (CALL.replace("3", '"</tool_call>"'), [("ToolCall", "add", {"x": "</tool_call>"})]),
     (CALL.replace("3", r'"\"</tool_call>"'), [("ToolCall", "add", {"x": '"</tool_call>'})]),
     (CALL.replace("add", "unknown"), [("ToolCall", "unknown", {"x": 3})]),
@@ -67,6 +67,9 @@ REPLIES: list[tuple[str, list[Any]]] = [
 def test_replies_are_parted(text: str, expected: list[Any]) -> None:
     stream = ToolCallStream(TOOLS)
     assert summary([*stream.push(text), *stream.finish()]) == expected
+    stream = ToolCallStream(TOOLS)
+    parts = [part for character in text for part in stream.push(character)]
+    assert summary([*parts, *stream.finish()]) == expected
 
 
 @given(st.sampled_from(REPLIES), st.lists(st.integers(0, 120), max_size=12))

@@ -1,5 +1,6 @@
 """LangChain's own suites for chat models, on a packaged model: no test is overridden, none is expected to fail."""
 
+import os
 from importlib import import_module
 from typing import Any
 
@@ -41,7 +42,7 @@ class TestChatSnapKVIntegration(ChatModelIntegrationTests):
     def _all_cores(cls) -> Any:
         """The suite's tiny models want one thread; this one wants all."""
         threads = torch.get_num_threads()
-        torch.set_num_threads(max(threads, 2))
+        torch.set_num_threads(os.cpu_count() or threads)
         yield
         torch.set_num_threads(threads)
 

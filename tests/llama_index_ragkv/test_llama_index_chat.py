@@ -12,7 +12,7 @@ from llama_index.core.llms import ChatMessage, ImageBlock, MessageRole, TextBloc
 
 from llama_index.llms.ragkv import ChatSnapKV
 from ragkv.decode import Decoder
-from ragkv.errors import ConfigError, PromptTooLong
+from ragkv.errors import ConfigError, PromptTooLong, ReplyTimeout
 
 HELLO = [ChatMessage(content="What is the capital of France? Answer with one word.")]
 USER, ASSISTANT, SYSTEM = MessageRole.USER, MessageRole.ASSISTANT, MessageRole.SYSTEM
@@ -214,6 +214,17 @@ async def test_the_event_loop_is_not_blocked(tiny: ChatSnapKV) -> None:
     await tiny.achat(HELLO, max_tokens=100)
     beating.cancel()
     assert len(gaps) > 20
+
+
+@pytest.mark.parametrize("formatted", [False, True])
+async def test_timeout(tiny: ChatSnapKV, monkeypatch: pytest.MonkeyPatch, formatted: bool) -> None:
+    Steps(monkeypatch)
+    impatient = ChatSnapKV(**{**tiny.to_dict(), "timeout": 0.1})
+    with pytest.raises(ReplyTimeout, match=r"timeout=0.1"):
+        impatient.complete("Who?", formatted, max_tokens=400)
+    with pytest.raises(ReplyTimeout, match=r"timeout=0.2"):
+        await tiny.acomplete("Who?", formatted, max_tokens=400, timeout=0.2)
+    assert impatient.complete("Who?", formatted, max_tokens=1, timeout=60).text
 
 
 class Steps:

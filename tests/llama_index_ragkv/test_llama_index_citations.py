@@ -12,7 +12,7 @@ from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
 from llama_index.llms.ragkv import ChatSnapKV, CitedAnswerSynthesizer
 from ragkv.budget import document_tokens
-from ragkv.chat import Prompt
+from ragkv.chat import Prompt, encode_chat
 from ragkv.documents import Document
 from ragkv.errors import PromptTooLong
 from ragkv.prompt import CitePrompt
@@ -58,6 +58,15 @@ def test_prompt_keeps_its_marks(tiny: ChatSnapKV, say: Say) -> None:
     assert texts["document"][1] == "year: 1999\n\nFact 2 is here.\n\n"  # the title stands in the header alone
     assert texts["question"] == ["Question: What is so?\nAnswer:"]
     assert [span.document for span in seen[0].spans if span.kind == "document"] == [1, 2, 3]
+
+
+def test_prompt_is_that_of_ragkv_ask(tiny: ChatSnapKV, say: Say) -> None:
+    seen = say("[1]")
+    plain = [Document("", text, title) for title, text in (("First", "Fact 1."), ("Second", "Fact 2."))]
+    nodes = [NodeWithScore(node=TextNode(text=d.text, metadata={"title": d.title})) for d in plain]
+    CitedAnswerSynthesizer(tiny).synthesize("What is so?", nodes)
+    expected = encode_chat(tiny.options().engine().tokenizer, CitePrompt().messages("What is so?", plain))
+    assert seen == [expected]
 
 
 def test_system_prompt_comes_first(tiny: ChatSnapKV, prompts: list[str]) -> None:

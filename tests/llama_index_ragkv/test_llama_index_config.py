@@ -24,6 +24,7 @@ from llama_index.llms.ragkv import __all__ as public
 from ragkv import registry
 from ragkv.errors import ConfigError, ModelError
 from ragkv.options import ChatOptions
+from ragkv.policies import StreamingLLM
 
 HELLO = [ChatMessage(content="Hello!")]
 
@@ -76,8 +77,19 @@ def test_values_out_of_bounds_are_errors_at_once(options: dict[str, Any], messag
 
 
 def test_values_of_a_wrong_type_are_errors() -> None:
-    with pytest.raises(ValidationError, match="policy"):
+    with pytest.raises(ValidationError, match="max_tokens"):
+        ChatSnapKV(max_tokens="many")
+    with pytest.raises(ConfigError, match="policy='snap': choose one of snapkv, full, streaming"):
         ChatSnapKV(policy="snap")
+    with pytest.raises(ConfigError, match="give a name or a policy object"):
+        ChatSnapKV(policy={"window_size": 3})
+
+
+def test_policy_objects(tiny: ChatSnapKV) -> None:
+    ours = StreamingLLM(num_sink_tokens=2, window_length=8)
+    llm = ChatSnapKV(**{**tiny.to_dict(), "policy": ours})
+    assert llm.complete("word " * 30, max_tokens=1).raw["stats"]["kept_tokens"] == 10
+    assert tiny.complete("word " * 30, max_tokens=1, policy=ours).raw["stats"]["kept_tokens"] == 10
 
 
 def test_round_trip() -> None:
