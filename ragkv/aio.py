@@ -19,7 +19,7 @@ async def in_thread(start: Callable[[threading.Event], Iterator[T]]) -> AsyncIte
     Raises:
         Whatever the iterator raises, in the consumer.
     """
-    loop, cancel = asyncio.get_running_loop(), threading.Event()
+    loop, cancel, left = asyncio.get_running_loop(), threading.Event(), threading.Event()
     queue: asyncio.Queue[object] = asyncio.Queue()
 
     def put(item: object) -> None:
@@ -31,7 +31,7 @@ async def in_thread(start: Callable[[threading.Event], Iterator[T]]) -> AsyncIte
         try:
             for item in start(cancel):
                 put(item)
-                if cancel.is_set():
+                if left.is_set():  # not `cancel`, which others may set and whose last items are wanted
                     break
             put(_END)
         except BaseException as error:  # handed over to the consumer, whatever it is
@@ -44,4 +44,5 @@ async def in_thread(start: Callable[[threading.Event], Iterator[T]]) -> AsyncIte
                 raise item
             yield item  # type: ignore[misc]
     finally:
+        left.set()
         cancel.set()

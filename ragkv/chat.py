@@ -17,6 +17,8 @@ from transformers import PreTrainedTokenizerBase
 from ragkv.errors import ConfigError
 from ragkv.messages import Message, Segment, SpanKind, fold_system, in_segments, merge_neighbours
 
+_CALL_SHAPE = '"name": <function-name>, "arguments": <args-json-object>'
+
 
 @dataclass(frozen=True)
 class Span:
@@ -96,7 +98,11 @@ def _render(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], 
     if tokenizer.chat_template is None:
         first = tokenizer.bos_token or ""
         return first + "\n\n".join(message["content"] for message in messages) + "\n\n"
-    return str(tokenizer.apply_chat_template(messages, tools=tools or None, tokenize=False, add_generation_prompt=True))
+    rendered = str(
+        tokenizer.apply_chat_template(messages, tools=tools or None, tokenize=False, add_generation_prompt=True)
+    )
+    # Qwen2.5-Coder's template shows models a call in doubled braces, and they copy it.
+    return rendered.replace("{{" + _CALL_SHAPE + "}}", "{" + _CALL_SHAPE + "}")
 
 
 def _with_holes(value: Any, holes: dict[str, Segment], control: re.Pattern[str]) -> Any:

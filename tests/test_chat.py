@@ -1,5 +1,6 @@
 """From messages to ids: as the template says, with exact spans, and no control token but the template's own."""
 
+import copy
 import json
 from typing import Any
 
@@ -215,3 +216,11 @@ def test_instructions_are_protected_before_headers() -> None:
         Span(9, 10, "instruction"),
     )
     assert Prompt(tuple(range(10)), spans).protected == [(4, 6), (9, 10), (0, 2), (6, 8)]
+
+
+def test_a_call_shown_in_doubled_braces_is_shown_in_single_ones(tokenizer: PreTrainedTokenizerFast) -> None:
+    shape = '"name": <function-name>, "arguments": <args-json-object>'
+    slip = copy.copy(tokenizer)
+    slip.chat_template = "{{ '{{" + shape + "}}' }}{{ messages[0].content }}"
+    text = slip.decode(encode_chat(slip, [{"role": "user", "content": "{{as it is}}"}]).ids)
+    assert text == "{" + shape + "}{{as it is}}"

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from operator import itemgetter
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import AIMessage
@@ -47,7 +47,7 @@ class ToolBindingChatModel(ChatSnapKVFields):
 
     def with_structured_output(
         self,
-        schema: dict[str, Any] | type,
+        schema: dict[str, Any] | type | None = None,
         *,
         method: Method = "json_schema",
         include_raw: bool = False,
@@ -57,25 +57,30 @@ class ToolBindingChatModel(ChatSnapKVFields):
         """A model whose replies are values of a schema: instances of a Pydantic class, else dictionaries.
 
         Args:
-            schema: a Pydantic or TypedDict class, a JSON schema, or a tool in OpenAI's or Anthropic's form.
-            method: "json_schema" and "function_calling" cannot but fit the schema; "json_mode" is any JSON object, and
-                the prompt must say which.
+            schema: a Pydantic or TypedDict class, a JSON schema, or a tool in OpenAI's or Anthropic's form. "json_mode"
+                can do without one: then a reply is any JSON object, and the prompt must say which.
+            method: whether the model replies with JSON ("json_schema" and "json_mode", which are the same here) or
+                calls the schema as a tool ("function_calling"). The reply cannot but fit the schema.
             include_raw: return {"raw": message, "parsed": value or None, "parsing_error": error or None}.
             strict: refuse schemas that the grammar cannot enforce in full.
             kwargs: options of the calls, such as `max_tokens`.
         """
-        about = {_TRACING: {"kwargs": {"method": method, "strict": strict}, "schema": schema}, **kwargs}
+        if method not in get_args(Method):
+            raise ConfigError(f"method={method!r}: must be one of {', '.join(get_args(Method))}")
+        if schema is None and method != "json_mode":
+            raise ConfigError(
+                f'schema=None: give one, or choose method="json_mode" for any JSON object, not {method!r}'
+            )
+        check_call_names(kwargs)
+        if schema is None:
+            return _parsed(self.bind(response_format={"type": "json_object"}, **kwargs), json_parser(None), include_raw)
+        kwargs[_TRACING] = {"kwargs": {"method": method, "strict": strict}, "schema": schema}
         if method == "function_calling":
             name = convert_to_openai_tool(schema)["function"]["name"]
-            llm = self.bind_tools([schema], tool_choice=name, strict=strict, parallel_tool_calls=False, **about)
+            llm = self.bind_tools([schema], tool_choice=name, strict=strict, parallel_tool_calls=False, **kwargs)
             return _parsed(llm, tool_parser(schema), include_raw)
-        check_call_names(kwargs)
-        if method == "json_schema":
-            form = {"type": "json_schema", "json_schema": {"schema": convert_to_json_schema(schema)}}
-            return _parsed(self.bind(response_format=form, strict=strict, **about), json_parser(schema), include_raw)
-        if method != "json_mode":
-            raise ConfigError(f'method={method!r}: must be "json_schema", "function_calling" or "json_mode"')
-        return _parsed(self.bind(response_format={"type": "json_object"}, **about), json_parser(schema), include_raw)
+        form = {"type": "json_schema", "json_schema": {"schema": convert_to_json_schema(schema)}}
+        return _parsed(self.bind(response_format=form, strict=strict, **kwargs), json_parser(schema), include_raw)
 
 
 def _parsed(

@@ -138,7 +138,7 @@ class TestTools:
 
 
 class TestStructuredOutput:
-    @pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+    @pytest.mark.parametrize("method", ["json_schema", "function_calling", "json_mode"])
     def test_values_of_every_kind_of_schema(self, caller: ChatSnapKV, method: Any) -> None:
         for schema in (Weather, WeatherV1):
             value = caller.with_structured_output(schema, method=method).invoke(ASK)
@@ -172,10 +172,11 @@ class TestStructuredOutput:
         assert values[-1] == structured.invoke(ASK)
         assert len(values) > 1
 
-    def test_json_mode_is_any_object(self, caller: ChatSnapKV) -> None:
-        reply = caller.with_structured_output({"title": "any", "type": "object"}, method="json_mode", include_raw=True)
-        raw = reply.invoke(ASK)["raw"]
+    def test_json_mode_without_a_schema_is_any_object(self, caller: ChatSnapKV) -> None:
+        raw = caller.with_structured_output(method="json_mode", include_raw=True).invoke(ASK)["raw"]
         assert raw.text.startswith("{")
+        with pytest.raises(ConfigError, match="schema=None"):
+            caller.with_structured_output()
 
     def test_strict_refuses_what_the_grammar_cannot_enforce(self, caller: ChatSnapKV) -> None:
         schema = {

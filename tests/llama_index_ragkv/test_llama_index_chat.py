@@ -218,7 +218,7 @@ async def test_the_event_loop_is_not_blocked(tiny: ChatSnapKV) -> None:
 
 @pytest.mark.parametrize("formatted", [False, True])
 async def test_timeout(tiny: ChatSnapKV, monkeypatch: pytest.MonkeyPatch, formatted: bool) -> None:
-    Steps(monkeypatch)
+    Steps(monkeypatch, seconds=0.5)
     impatient = ChatSnapKV(**{**tiny.to_dict(), "timeout": 0.1})
     with pytest.raises(ReplyTimeout, match=r"timeout=0.1"):
         impatient.complete("Who?", formatted, max_tokens=400)
@@ -230,7 +230,7 @@ async def test_timeout(tiny: ChatSnapKV, monkeypatch: pytest.MonkeyPatch, format
 class Steps:
     """Counts decoding steps, each slow enough to be interrupted."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: float = 0.02) -> None:
         self.count = 0
         self.started = threading.Event()
         original = Decoder.step
@@ -238,7 +238,7 @@ class Steps:
         def step(decoder: Decoder, tokens: list[int]) -> None:
             self.count += 1
             self.started.set()
-            time.sleep(0.02)
+            time.sleep(seconds)
             original(decoder, tokens)
 
         monkeypatch.setattr(Decoder, "step", step)

@@ -128,6 +128,13 @@ def test_models_are_shared(tiny: ChatSnapKV) -> None:
     assert small.options().engine().policy != tiny.options().engine().policy
 
 
+def test_unload(tiny: ChatSnapKV) -> None:
+    before = tiny.options().engine().model
+    assert tiny.unload() == 1
+    assert tiny.unload() == 0
+    assert tiny.options().engine().model is not before
+
+
 def test_tokenize(tiny: ChatSnapKV) -> None:
     assert len(tiny.tokenize("The documents")) < len(tiny.tokenize("The documents, the answer"))
 

@@ -1,11 +1,12 @@
 """The options of ChatSnapKV as pydantic fields, and what LlamaIndex plans with. Nothing here loads weights."""
 
-from typing import Any
+from typing import Any, Literal
 
 from llama_index.core.base.llms.types import LLMMetadata
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from pydantic import Field, SkipValidation
 
+from ragkv import registry
 from ragkv.model_info import context_length
 from ragkv.options import OPTION_NAMES, ChatOptions, PolicyName, check_names
 from ragkv.policies import Policy
@@ -17,7 +18,7 @@ class OptionFields(FunctionCallingLLM):
 
     model: str = Field(ChatOptions.model, description="Packaged name, folder, .gguf file or hub id.")
     max_capacity_prompt: int = Field(4096, description="KV cache entries kept of a prompt, per layer and KV head.")
-    window_size: int | str = Field("auto", description="snapkv: last tokens of the prompt, which vote.")
+    window_size: int | Literal["auto"] = Field("auto", description="snapkv: last tokens of the prompt, which vote.")
     kernel_size: int = Field(7, description="snapkv: odd width of the pool over the votes.")
     pooling: Pooling = Field("avg", description="snapkv: how votes are pooled.")
     policy: SkipValidation[PolicyName | Policy] = Field("snapkv", description="What is kept of a prompt.")
@@ -55,6 +56,10 @@ class OptionFields(FunctionCallingLLM):
     def options(self, **overrides: Any) -> ChatOptions:
         """The options of a call."""
         return ChatOptions(**{name: getattr(self, name) for name in OPTION_NAMES}).override(**overrides)
+
+    def unload(self) -> int:
+        """Forget the process's copies of this model, whoever shares them; returns how many there were."""
+        return registry.unload(self.model)
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of a text, for `Settings.tokenizer`. Loads the model."""
