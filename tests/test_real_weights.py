@@ -1,0 +1,94 @@
+"""Behaviour on packaged real weights: what SnapKV keeps is what the question needs."""
+
+import json
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from ragkv.answer import ask
+from ragkv.chat import Prompt, encode_text
+from ragkv.config import SamplingParams
+from ragkv.documents import Document
+from ragkv.engine import Engine
+from ragkv.models import load
+from ragkv.policies import FullKV, Policy, SnapKV, StreamingLLM
+
+ROOT = Path(__file__).parent.parent
+SAMPLE = [json.loads(line) for line in (ROOT / "evals/ragkv_evals/data/hotpotqa_sample.jsonl").read_text().splitlines()]
+LINES = [json.loads(line) for line in (ROOT / "tests/data/longeval_lines_200.jsonl").read_text().splitlines()]
+CITIES = ("Lisbon", "Nairobi", "Quito", "Oslo", "Hanoi", "Tunis", "Riga", "Lima")
+
+
+@pytest.fixture(scope="module")
+def smollm() -> Engine:
+    return Engine(load("smollm2-135m"))
+
+
+@pytest.fixture(scope="module")
+def qwen() -> Engine:
+    return Engine(load("qwen2.5-coder-0.5b"))
+
+
+def needle(engine: Engine, rng: random.Random) -> tuple[Prompt, str]:
+    """Six Wikipedia paragraphs with one magic number between them, and the question for it (RULER's single needle)."""
+    paragraphs = ["".join(paragraph["sentences"]) for row in SAMPLE for paragraph in row["paragraphs"]]
+    text = rng.sample(paragraphs, 6)
+    city, number = rng.choice(CITIES), str(rng.randrange(10_000, 100_000))
+    text.insert(rng.randrange(len(text) + 1), f"One of the special magic numbers for {city} is: {number}.")
+    what = f"special magic number for {city} mentioned in the text above"
+    prompt = "\n".join(text) + f"\nWhat is the {what}? The {what} is:"
+    return encode_text(engine.tokenizer, prompt), number
+
+
+def found(engine: Engine, cases: list[tuple[Prompt, str]]) -> Counter[str]:
+    """How many answers hold the number, for policies that keep a quarter of each prompt, and for the full cache."""
+    counts: Counter[str] = Counter()
+    for prompt, number in cases:
+        budget = len(prompt) // 4
+        policies: dict[str, Policy] = {
+            "snapkv": SnapKV(budget, window_size=32),
+            "streaming": StreamingLLM(4, budget - 4),
+            "full": FullKV(),
+        }
+        for name, policy in policies.items():
+            reply = engine.generate([prompt], SamplingParams(max_tokens=10), policy=policy)[0]
+            assert name == "full" or reply.stats.kept_tokens == budget
+            counts[name] += number in reply.text
+    return counts
+
+
+def test_snapkv_finds_what_streaming_forgets(smollm: Engine) -> None:
+    rng = random.Random(1)
+    counts = found(smollm, [needle(smollm, rng) for _ in range(6)])
+    assert counts["full"] >= 4, f"the model does not find the needle in the full cache: {counts}"
+    assert counts["snapkv"] >= counts["streaming"] + 3
+
+
+def test_a_cited_answer_to_a_real_question(smollm: Engine) -> None:
+    """The 135M model cites, if not rightly: its markers are found, and parted by whether a document has the number."""
+    row = SAMPLE[1]
+    documents = [Document(id="", title=p["title"], text="".join(p["sentences"])) for p in row["paragraphs"][:6]]
+    policy = SnapKV(max_capacity_prompt=512)
+    first, second = (ask(smollm, row["question"], documents, SamplingParams(32), policy=policy) for _ in range(2))
+    assert first.text == second.text != ""
+    assert first.citations or first.invalid_citations, f"no citation in {first.text!r}"
+    assert all(document in documents for document in first.cited_documents)
+    assert first.stats.kept_tokens == 512 < first.stats.prompt_tokens
+    # Exactly budget / length of the full bytes, whatever the rounding of their ratio.
+    assert first.stats.kv_bytes_kept * first.stats.prompt_tokens == first.stats.kv_bytes_full * 512
+
+
+@pytest.mark.qwen
+def test_snapkv_retrieves_lines_of_longeval(qwen: Engine) -> None:
+    """LongEval line retrieval at 5K tokens."""
+    cases = [(encode_text(qwen.tokenizer, row["prompt"] + _start(row)), str(row["expected_number"])) for row in LINES]
+    counts = found(qwen, cases)
+    assert counts["full"] > len(LINES) // 2, f"the model does not find the lines in the full cache: {counts}"
+    assert counts["snapkv"] >= counts["streaming"]
+
+
+def _start(row: dict[str, str]) -> str:
+    """The beginning of the answer, which a base model would not find by itself."""
+    return f"\nThe <REGISTER_CONTENT> in {row['correct_line'].split(':')[0]} is <"
