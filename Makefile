@@ -19,7 +19,7 @@ demo: install
 	$(BIN)/ragkv ask $(SAMPLE) "$(QUESTION)" --model $(MODEL) --context-tokens $(TOKENS)
 
 test: install
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-qwen: install
 	$(BIN)/python -m pytest -m qwen

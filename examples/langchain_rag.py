@@ -26,7 +26,7 @@ def main(model: str = "qwen2.5-coder-1.5b") -> None:
     llm = ChatSnapKV(model=model, max_capacity_prompt=1024, max_tokens=64)
     chain = create_cited_answer_chain(llm, retriever)
 
-    question = "In which city is Toad Hall?"
+    question = "Who designed the board game Medici?"
     print(question)
     answer = None
     for chunk in chain.stream(question):  # the first chunk has the sources, the others the text
@@ -38,7 +38,7 @@ def main(model: str = "qwen2.5-coder-1.5b") -> None:
         print(f"  [{citation.number}] {citation.document.metadata['title']}: {citation.document.page_content}")
     print(f"  {len(answer.sources)} sources, cited in vain: {answer.invalid_citations}")
 
-    for reply in chain.batch(["What is Senet?", "Who designed Medici?"]):  # one batched generation
+    for reply in chain.batch(["What is Senet?", "When was Lake Burley Griffin finished?"]):  # one batched generation
         print(reply.answer)
 
 
