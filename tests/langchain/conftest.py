@@ -18,10 +18,11 @@ EngineOf = Callable[[str], Engine]
 def loads(engine_of: EngineOf, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the models that were asked for, in order; each is the tiny one."""
     asked: list[str] = []
+    loaded = engine_of("llama").loaded  # made here: threads that make it together draw from one random generator
 
     def shared_model(model: str, **_: Any) -> LoadedModel:
         asked.append(model)
-        return engine_of("llama").loaded
+        return loaded
 
     monkeypatch.setattr("ragkv.options.shared_model", shared_model)
     return asked
