@@ -35,8 +35,11 @@ def test_time_that_is_up_is_an_error_after_what_was_made() -> None:
 
 
 def test_a_reader_may_take_its_time_with_the_last_item() -> None:
-    for _ in limited(lambda _: iter([1]), timeout_s=0.02):
+    read = []
+    for item in limited(lambda _: iter([1]), timeout_s=0.02):
         time.sleep(0.05)
+        read.append(item)
+    assert read == [1]
 
 
 def test_time_that_is_up_before_the_first_item() -> None:

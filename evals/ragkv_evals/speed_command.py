@@ -10,7 +10,6 @@ import typer
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from ragkv.backend import prepare
 from ragkv.errors import ConfigError
 from ragkv.models import LoadedModel, load, resolve
 from ragkv_evals import speed_report
@@ -36,7 +35,6 @@ def speed(
     found = [find(name.strip()) for name in peers.split(",") if name.strip()]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     loaded = load(model, device=device)
-    prepare(loaded.model, loaded.attn_implementation)
     # The longest prompt leaves room for the tokens decoded behind it.
     fitting = sorted({min(length, loaded.context_length - decode_tokens) for length in wanted})
     tokens = long_text(loaded.tokenizer, fitting[-1] + decode_tokens, text)
