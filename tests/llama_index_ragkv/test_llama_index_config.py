@@ -37,6 +37,7 @@ def test_public_names() -> None:
 
 
 def test_init_loads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_entries", {})  # another test of this process may have loaded the model
     monkeypatch.setattr(registry, "load", lambda *_, **__: pytest.fail("loaded a model"))
     started = time.perf_counter()
     llms = [ChatSnapKV(model="qwen2.5-coder-1.5b") for _ in range(10)]
