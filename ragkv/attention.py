@@ -105,18 +105,27 @@ def _flash(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: T
 
 
 def _observed(base: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, None]]:
+    def attend(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
+    ) -> Tensor:
+        if mask is not None:  # it may be that of a layer, or a head, which holds more
+            mask = mask[..., -key.shape[-2] :]
+        return base(module, query, key, value, mask, **kwargs)
+
     def attention(
         module: nn.Module,
         query: Tensor,
-        key: Tensor,
-        value: Tensor,
+        key: Tensor | tuple[Tensor, ...],
+        value: Tensor | tuple[Tensor, ...],
         attention_mask: Tensor | None,
         observer: AttentionObserver | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
-        if attention_mask is not None:  # it may be that of a layer which holds more
-            attention_mask = attention_mask[..., -key.shape[-2] :]
-        output = base(module, query, key, value, attention_mask, **kwargs)
+        if isinstance(key, Tensor) and isinstance(value, Tensor):
+            output = attend(module, query, key, value, attention_mask, **kwargs)
+        else:  # by KV head: those of a `ragkv.ragged.RaggedLayer`
+            heads = zip(query.chunk(len(key), dim=1), key, value, strict=True)
+            output = torch.cat([attend(module, *states, attention_mask, **kwargs) for states in heads], dim=2)
         if observer is not None:
             scaling = kwargs.get("scaling") or 1 / math.sqrt(query.shape[-1])
             observer(int(module.layer_idx), query, key, value, scaling)  # type: ignore[arg-type]

@@ -72,6 +72,11 @@ class CompressibleLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         self.positions, self._buffers = positions.to(torch.int32), ()
 
     @property
+    def parts(self) -> Sequence["CompressibleLayer"]:
+        """The layers whose tensors hold the entries: this one, unless its heads hold different numbers of them."""
+        return [self]
+
+    @property
     def grown(self) -> bool:
         """Whether the entries are the head of buffers with slots to spare."""
         return bool(self._buffers)
@@ -127,28 +132,33 @@ def compressible(cache: Cache) -> list[tuple[int, CompressibleLayer]]:
 
 def own(layer: object) -> None:
     """Copy entries that are a view into something larger (a fused projection, a whole prompt), so that it is freed."""
-    if isinstance(layer, CompressibleLayer) and layer.grown:
-        return
-    for name in ("keys", "values"):
-        states = getattr(layer, name, None)
-        if states is not None and states.untyped_storage().nbytes() > states.nbytes:
-            setattr(layer, name, states.clone(memory_format=torch.contiguous_format))
+    for part in _parts(layer):
+        if isinstance(part, CompressibleLayer) and part.grown:
+            continue
+        for name in ("keys", "values"):
+            states = getattr(part, name, None)
+            if states is not None and states.untyped_storage().nbytes() > states.nbytes:
+                setattr(part, name, states.clone(memory_format=torch.contiguous_format))
 
 
 def kv_bytes(cache: Cache) -> int:
     """Bytes of the keys and values that the cache holds now."""
-    return sum(_layer_bytes(layer) for layer in cache.layers)
+    return sum(_layer_bytes(part) for layer in cache.layers for part in _parts(layer))
 
 
 def kv_bytes_full(cache: Cache) -> int:
     """Bytes that the same cache would hold had no full-attention layer dropped anything."""
     total = 0
-    for layer in cache.layers:
-        held = _layer_bytes(layer)
-        if isinstance(layer, CompressibleLayer) and layer.is_initialized:
-            held = held // layer.keys.shape[-2] * layer.seen
+    for part in (part for layer in cache.layers for part in _parts(layer)):
+        held = _layer_bytes(part)
+        if isinstance(part, CompressibleLayer) and part.is_initialized:
+            held = held // part.keys.shape[-2] * part.seen
         total += held
     return total
+
+
+def _parts(layer: object) -> Sequence[object]:
+    return layer.parts if isinstance(layer, CompressibleLayer) else [layer]
 
 
 def _layer_bytes(layer: object) -> int:
@@ -156,8 +166,26 @@ def _layer_bytes(layer: object) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in states if tensor is not None)
 
 
+def joinable(caches: Sequence[Cache]) -> bool:
+    """Whether `join` can batch these: each layer is cut to one number of entries, or the row is shorter than that."""
+    if len(caches) < 2:
+        return True
+    lengths = [cache.get_seq_length() for cache in caches]
+    for rows in zip(*(compressible(cache) for cache in caches), strict=True):
+        layers = [layer for _, layer in rows]
+        if any(layer.parts != [layer] for layer in layers):
+            return False
+        held = [layer.keys.shape[-2] for layer in layers]
+        if any(entries != min(length, max(held)) for entries, length in zip(held, lengths, strict=True)):
+            return False
+    return True
+
+
 def join(caches: Sequence[Cache]) -> tuple[Cache, Tensor | None]:
     """One cache for a batch out of single-row caches, left-padded to the longest; the rows' own caches are used up.
+
+    Raises:
+        ValueError: the rows are not `joinable`.
 
     Returns:
         The joined cache, and the mask (rows, longest logical length) that is False on padding, or None if no row has
@@ -167,6 +195,8 @@ def join(caches: Sequence[Cache]) -> tuple[Cache, Tensor | None]:
     joined, *others = caches
     if not others:
         return joined, None
+    if not joinable(caches):
+        raise ValueError("these rows keep different numbers of entries in one layer: decode each by itself")
     lengths = [cache.get_seq_length() for cache in caches]
     longest = max(lengths)
     for rows in zip(*(cache.layers for cache in caches), strict=True):

@@ -12,7 +12,6 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from transformers.cache_utils import Cache
 
-from ragkv.cache import compressible
 from ragkv.chat import Prompt, encode_chat
 from ragkv.citations import find_markers, split_valid
 from ragkv.config import SamplingParams
@@ -22,6 +21,7 @@ from ragkv.engine import Engine, Stats
 from ragkv.policies import Policy
 from ragkv.prefill import LayerCallback
 from ragkv.prompt import CitePrompt
+from ragkv.survival import kept_masks
 
 
 @dataclass(frozen=True)
@@ -104,15 +104,9 @@ def kept_counts(cache: Cache, length: int) -> tuple[Tensor, int]:
     Returns:
         Counts (length,) int64, and the number of heads: KV heads of all full-attention layers.
     """
-    counts, heads = torch.zeros(length, dtype=torch.int64), 0
-    for _, layer in compressible(cache):
-        kv_heads = layer.keys.shape[1]
-        heads += kv_heads
-        if layer.positions is None:
-            counts += kv_heads
-        else:
-            counts += torch.bincount(layer.positions.flatten().cpu(), minlength=length)
-    return counts, heads
+    masks = kept_masks(cache, length)
+    counts = sum((mask.sum(dim=0) for mask in masks), torch.zeros(length, dtype=torch.int64))
+    return counts, sum(mask.shape[0] for mask in masks)
 
 
 def _kept_document(

@@ -36,7 +36,46 @@ def window_votes(
     logits = logits.view(batch, kv_heads, heads // kv_heads, window_size, length)
     future = torch.ones(window_size, window_size, dtype=torch.bool, device=key.device).triu(1)
     logits[..., length - window_size :].masked_fill_(future, -torch.inf)
-    votes = logits.softmax(dim=-1)[..., : length - window_size].sum(dim=-2)
+    return _reduce(logits.softmax(dim=-1)[..., : length - window_size].sum(dim=-2), gqa_reduction)
+
+
+def accumulated_attention(
+    query: Tensor,
+    key: Tensor,
+    scaling: float,
+    gqa_reduction: GQAReduction = "mean",
+    block_bytes: int = 64 * 2**20,
+) -> Tensor:
+    """Attention that every token receives from all tokens of the prompt together (H2O, arXiv 2306.14048, section 4).
+
+    Args:
+        query: (batch, heads, length, head_dim), after rotation.
+        key: (batch, kv_heads, length, head_dim), after rotation.
+        block_bytes: memory for the attention of one block of queries; the whole of it grows with length squared.
+
+    Returns:
+        (batch, kv_heads, length) float32: causal attention summed over the rows.
+    """
+    batch, heads, length, head_dim = query.shape
+    kv_heads = key.shape[1]
+    grouped = query.reshape(batch, kv_heads, heads // kv_heads, length, head_dim)
+    total = torch.zeros(batch, kv_heads, heads // kv_heads, length, device=query.device)
+    bytes_each = 4 + (0 if query.dtype == torch.float32 else query.element_size())  # in float32, and as multiplied
+    rows = max(1, block_bytes // (batch * heads * length * bytes_each))
+    for start in range(0, length, rows):
+        end = min(start + rows, length)
+        block = grouped[:, :, :, start:end].reshape(batch, kv_heads, -1, head_dim)
+        logits = (block @ key[:, :, :end].transpose(-1, -2)).float().mul_(scaling)
+        logits = logits.view(batch, kv_heads, -1, end - start, end)
+        future = torch.ones(end - start, end - start, dtype=torch.bool, device=key.device).triu(1)
+        logits[..., start:].masked_fill_(future, -torch.inf)
+        powers = logits.sub_(logits.amax(dim=-1, keepdim=True)).exp_()  # in place: softmax would take as much again
+        total[..., :end] += (powers.sum(dim=-1).reciprocal().unsqueeze(-2) @ powers).squeeze(-2)
+    return _reduce(total, gqa_reduction)
+
+
+def _reduce(votes: Tensor, gqa_reduction: GQAReduction) -> Tensor:
+    """(batch, kv_heads, group, length) to (batch, kv_heads, length)."""
     if gqa_reduction == "max":
         return votes.amax(dim=2)
     return votes.mean(dim=2) if gqa_reduction == "mean" else votes.sum(dim=2)

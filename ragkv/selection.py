@@ -21,13 +21,19 @@ def select(scores: Tensor, count: int, window_size: int, protected: Sequence[Spa
         (batch, kv_heads, count + window_size) int64 positions, ascending.
     """
     batch, kv_heads, prefix = scores.shape
-    if protected:
-        scores = scores.clone()
-        for start, end in protected:
-            scores[..., start : min(end, prefix)] = torch.inf
-    best = scores.topk(count, dim=-1).indices.sort(dim=-1).values
+    best = protect(scores, protected).topk(count, dim=-1).indices.sort(dim=-1).values
     window = torch.arange(prefix, prefix + window_size, device=scores.device)
     return torch.cat([best, window.expand(batch, kv_heads, -1)], dim=-1)
+
+
+def protect(scores: Tensor, spans: Sequence[Span]) -> Tensor:
+    """Scores (batch, kv_heads, prefix length) that are infinite within these spans."""
+    if not spans:
+        return scores
+    scores = scores.clone()
+    for start, end in spans:
+        scores[..., start:end] = torch.inf
+    return scores
 
 
 def fit_protected(spans: Sequence[Span], prefix: int, room: int) -> tuple[list[Span], int]:

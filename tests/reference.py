@@ -35,6 +35,22 @@ def votes(query: Tensor, key: Tensor, scaling: float, window_size: int, gqa_redu
     return result
 
 
+def accumulated(query: Tensor, key: Tensor, scaling: float, gqa_reduction: str = "mean") -> Tensor:
+    """`ragkv.scoring.accumulated_attention` as loops over python floats; (batch, kv_heads, length) float64."""
+    batch, heads, length, _ = query.shape
+    group = heads // key.shape[1]
+    by_head = torch.zeros(batch, heads, length, dtype=torch.float64)
+    for b in range(batch):
+        for head in range(heads):
+            keys = key[b, head // group].tolist()
+            for row in range(length):
+                asking = query[b, head, row].tolist()
+                shares = _softmax([scaling * _dot(asking, k) for k in keys[: row + 1]])
+                by_head[b, head, : row + 1] += torch.tensor(shares, dtype=torch.float64)
+    grouped = by_head.view(batch, -1, group, length)
+    return {"mean": grouped.mean(2), "max": grouped.amax(2), "sum": grouped.sum(2)}[gqa_reduction]
+
+
 def _dot(a: Sequence[float], b: Sequence[float]) -> float:
     return sum(x * y for x, y in zip(a, b, strict=True))
 
@@ -72,6 +88,15 @@ def select(scores: Tensor, count: int, window_size: int, protected: Sequence[tup
     return result
 
 
+def head_budgets(scores: Tensor, count: int, safeguard: float) -> list[int]:
+    """`AdaKV.head_budgets` by ranking (score, head) pairs; scores (1, kv_heads, prefix)."""
+    safe = int(safeguard * count)
+    ranked = [sorted(row, reverse=True) for row in scores[0].tolist()]
+    contested = sorted(((score, head) for head, row in enumerate(ranked) for score in row[safe:]), reverse=True)
+    winners = [head for _, head in contested[: (count - safe) * len(ranked)]]
+    return [safe + winners.count(head) for head in range(len(ranked))]
+
+
 def _attention(
     module: nn.Module,
     query: Tensor,
@@ -100,13 +125,13 @@ AttentionMaskInterface.register("reference", eager_mask)
 
 @torch.inference_mode()
 def continue_masked(
-    model: PreTrainedModel, prompt: Sequence[int], kept: dict[int, Tensor], steps: Sequence[Sequence[int]]
+    model: PreTrainedModel, prompt: Sequence[int], kept: dict[int, Sequence[Tensor]], steps: Sequence[Sequence[int]]
 ) -> list[Tensor]:
     """Logits of every step behind a prompt, on a full cache of which each head sees only what it kept.
 
     Args:
         model: untouched by ragkv; its attention is the reference for this call.
-        kept: per layer, (kv_heads, kept) positions of the prompt; a layer that is left out sees everything.
+        kept: per layer and KV head, (kept,) positions of the prompt; a layer that is left out sees everything.
         steps: tokens of each forward pass after the prompt's.
 
     Returns:
@@ -117,8 +142,9 @@ def continue_masked(
     cache = DynamicCache(config=model.config)
     hidden = {}
     for layer, positions in kept.items():
-        hidden[layer] = torch.ones(positions.shape[0], len(prompt), dtype=torch.bool)
-        hidden[layer].scatter_(1, positions.long(), False)
+        hidden[layer] = torch.ones(len(positions), len(prompt), dtype=torch.bool)
+        for head, row in enumerate(positions):
+            hidden[layer][head, row.long()] = False
     logits = [run(model, prompt, cache, 0)[-1:]]
     seen = len(prompt)
     for tokens in steps:

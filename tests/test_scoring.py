@@ -5,13 +5,14 @@ import math
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import reference
 from conftest import ModelOf
 from ragkv.backend import forward
 from ragkv.cache import compressible, new_cache
 from ragkv.policies import Observation, SnapKV
-from ragkv.scoring import pool_votes, window_votes
+from ragkv.scoring import accumulated_attention, pool_votes, window_votes
 from tiny import COMPRESSIBLE, random_prompt, tiny_model
 
 HEADS = [(4, 4), (4, 2), (6, 2), (4, 1)]  # query heads, KV heads: MHA, two GQA ratios, MQA
@@ -53,6 +54,52 @@ def test_votes_in_bfloat16_are_off_by_the_rounding_of_the_logits(heads: int, kv_
 def test_only_the_last_queries_vote() -> None:
     query, key = _states(4, 2, 30, 30)
     assert torch.equal(window_votes(query, key, 1.0, 8), window_votes(query[:, :, -8:], key, 1.0, 8))
+
+
+@pytest.mark.parametrize("gqa_reduction", ["mean", "max", "sum"])
+@pytest.mark.parametrize("block_bytes", [1, 4 * 2 * 4 * 30 * 7, 2**20])
+@pytest.mark.parametrize(("heads", "kv_heads"), HEADS)
+def test_accumulated_attention_equals_the_loops(
+    heads: int, kv_heads: int, block_bytes: int, gqa_reduction: str
+) -> None:
+    """In blocks of one query, of some (not a divisor of the length), and of all."""
+    query, key = _states(heads, kv_heads, 30, 30)
+    votes = accumulated_attention(query, key, 0.7, gqa_reduction, block_bytes)
+    expected = reference.accumulated(query, key, 0.7, gqa_reduction)
+    assert votes.dtype == torch.float32
+    torch.testing.assert_close(votes.double(), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_accumulated_attention_in_bfloat16_is_off_by_the_rounding_of_the_logits() -> None:
+    query, key = _states(6, 2, 40, 40, torch.bfloat16)
+    logits = query.double() @ key.double().repeat_interleave(3, 1).transpose(-1, -2) * 0.5
+    tolerance = math.expm1(2 * float(logits.abs().max()) * BFLOAT16_ROUNDING)
+    expected = reference.accumulated(query.double(), key.double(), 0.5)
+    votes = accumulated_attention(query, key, 0.5, block_bytes=10_000)
+    torch.testing.assert_close(votes.double(), expected, rtol=tolerance, atol=1e-6)
+
+
+class _Largest(TorchDispatchMode):
+    """Remembers the bytes of the largest tensor that any operation returned."""
+
+    nbytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            self.nbytes = max(self.nbytes, result.untyped_storage().nbytes())
+        return result
+
+
+def test_accumulated_attention_stays_within_its_block() -> None:
+    query, key = _states(4, 2, 600, 600)
+    whole = 2 * 4 * 600 * 600 * 4
+    with _Largest() as largest:
+        accumulated_attention(query, key, 0.7, block_bytes=whole // 10)
+    assert largest.nbytes <= whole // 10
+    with _Largest() as largest:
+        accumulated_attention(query, key, 0.7, block_bytes=whole)
+    assert largest.nbytes == whole
 
 
 @pytest.mark.parametrize("pooling", ["avg", "max"])

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import reference
-from ragkv.selection import fit_protected, select
+from ragkv.selection import fit_protected, protect, select
 
 
 @pytest.mark.parametrize("protected", [(), [(0, 3)], [(10, 13), (2, 4), (28, 40)]])
@@ -43,6 +43,11 @@ def test_scores_are_left_as_they_were() -> None:
     before = scores.clone()
     select(scores, 4, 2, [(0, 2)])
     assert torch.equal(scores, before)
+
+
+def test_protected_scores_are_infinite_within_the_spans_and_nowhere_else() -> None:
+    scores = protect(torch.rand(1, 2, 10), [(0, 2), (8, 14)])
+    assert scores.isinf().nonzero()[:, 2].tolist() == [0, 1, 8, 9] * 2
 
 
 def test_protection_goes_in_the_order_given_and_counts_what_it_leaves_out() -> None:

@@ -1,7 +1,8 @@
 """What a policy must answer: how many, which tail is safe, and a score for everything before that tail."""
 
-from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -11,11 +12,12 @@ class Observation:
     """One layer of a prompt right after its attention.
 
     Attributes:
-        layer: index of the layer among the model's `num_layers`.
+        layer: number of the layer among the `num_layers` with full attention.
         query: (batch, heads, queries, head_dim) after rotation; at least the window's queries, the last ones.
         key, value: (batch, kv_heads, length, head_dim) of the whole prompt.
         scaling: factor of the attention logits.
         window_size: length of the observation window at the end of the prompt.
+        measured: what `measure` has computed on this layer.
     """
 
     layer: int
@@ -25,19 +27,50 @@ class Observation:
     value: Tensor
     scaling: float
     window_size: int
+    measured: dict[Hashable, Tensor] = field(default_factory=dict, repr=False, compare=False)
+
+    def measure(self, attention: Callable[..., Tensor], *options: Hashable) -> Tensor:
+        """`attention(query, key, scaling, *options)`, computed once for all policies that are compared on this layer.
+
+        The result is shared, so it must not be changed in place.
+        """
+        known = (attention, *options)
+        if known not in self.measured:
+            self.measured[known] = attention(self.query, self.key, self.scaling, *options)
+        return self.measured[known]
 
 
 class Policy(Protocol):
-    """Decides per layer and KV head which entries of the prompt stay. Holds options, never state."""
+    """Decides per layer and KV head which entries of the prompt stay. Holds options, never state.
+
+    A policy whose score needs the queries of the whole prompt says `needs_all_queries = True`; see also `SplitsBudget`.
+    """
 
     protects: ClassVar[bool]
     """Whether protected spans are kept in spite of their score."""
 
     def budget(self, length: int, layer: int, num_layers: int) -> int:
-        """Entries kept per KV head of this layer for a prompt of `length` tokens, the window included."""
+        """Entries kept per KV head for a prompt of `length` tokens, the window included.
+
+        Args:
+            layer: number of the layer among the `num_layers` with full attention, the only ones that are compressed.
+        """
 
     def observation_window(self, question_tokens: int | None) -> int:
         """Length of the tail that is kept whole; `question_tokens` counts from the question to the prompt's end."""
 
     def score(self, observation: Observation) -> Tensor:
         """(batch, kv_heads, length - window_size): higher stays."""
+
+
+@runtime_checkable
+class SplitsBudget(Protocol):
+    """What a policy adds if the KV heads of a layer are to keep different numbers of entries."""
+
+    def head_budgets(self, scores: Tensor, count: int) -> Sequence[int]:
+        """Entries before the window that each KV head keeps; together at most `count` times the heads.
+
+        Args:
+            scores: (1, kv_heads, length - window_size); protected positions, at most half of `count`, are infinite.
+            count: the layer's budget per KV head, without the window.
+        """

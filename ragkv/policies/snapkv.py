@@ -36,11 +36,11 @@ class SnapKV:
     def __post_init__(self) -> None:
         if self.window_size != "auto" and not (isinstance(self.window_size, int) and self.window_size >= 1):
             raise ConfigError(f"window_size={self.window_size!r}: must be at least 1, or 'auto'")
-        widest = _LARGEST_WINDOW if self.window_size == "auto" else self.window_size
-        if self.max_capacity_prompt <= widest:
+        if self.max_capacity_prompt <= self.widest_window:
             raise ConfigError(
                 f"max_capacity_prompt={self.max_capacity_prompt}: must be larger than the observation window "
-                f"(window_size={self.window_size!r}, up to {widest} tokens); raise it or set a smaller window_size"
+                f"(window_size={self.window_size!r}, up to {self.widest_window} tokens); raise it or set a smaller "
+                "window_size"
             )
         if self.kernel_size < 1 or self.kernel_size % 2 == 0:
             raise ConfigError(f"kernel_size={self.kernel_size}: must be an odd number of at least 1 (1 is no pooling)")
@@ -50,6 +50,11 @@ class SnapKV:
             raise ConfigError(
                 f"gqa_reduction={self.gqa_reduction!r}: choose one of {', '.join(get_args(GQAReduction))}"
             )
+
+    @property
+    def widest_window(self) -> int:
+        """The most tokens that the observation window can have."""
+        return _LARGEST_WINDOW if self.window_size == "auto" else self.window_size
 
     def budget(self, length: int, layer: int, num_layers: int) -> int:
         return min(length, self.max_capacity_prompt)
@@ -62,11 +67,5 @@ class SnapKV:
         return min(max(question_tokens, _SMALLEST_WINDOW), _LARGEST_WINDOW)
 
     def score(self, observation: Observation) -> Tensor:
-        votes = window_votes(
-            observation.query,
-            observation.key,
-            observation.scaling,
-            observation.window_size,
-            self.gqa_reduction,
-        )
+        votes = observation.measure(window_votes, observation.window_size, self.gqa_reduction)
         return pool_votes(votes, self.kernel_size, self.pooling)
