@@ -7,11 +7,13 @@ from typing import Literal, get_args
 from ragkv.chat import Prompt, encode_chat
 from ragkv.citations import find_markers, split_valid
 from ragkv.config import SamplingParams
+from ragkv.document_blocks import DocumentBlocks, prefill_documents
 from ragkv.documents import Document
 from ragkv.engine import Completion, Engine, FinishReason, Stats
 from ragkv.errors import ConfigError, PromptTooLong
+from ragkv.ordering import PopularFirst
 from ragkv.policies import Policy
-from ragkv.prefill import LayerCallback
+from ragkv.prefill import LayerCallback, Prefilled
 from ragkv.prompt import CitePrompt
 
 Overflow = Literal["error", "drop_documents"]
@@ -60,9 +62,21 @@ def ask(
     prompt: CitePrompt = CitePrompt(),
     policy: Policy | None = None,
     on_overflow: Overflow = "error",
+    order: PopularFirst | None = None,
+    blocks: DocumentBlocks | None = None,
 ) -> Answer:
     """Answer a question from documents (best first); see `stream_answer`."""
-    chunks = stream_answer(engine, question, documents, sampling, prompt=prompt, policy=policy, on_overflow=on_overflow)
+    chunks = stream_answer(
+        engine,
+        question,
+        documents,
+        sampling,
+        prompt=prompt,
+        policy=policy,
+        on_overflow=on_overflow,
+        order=order,
+        blocks=blocks,
+    )
     return next(chunk.answer for chunk in chunks if chunk.answer is not None)
 
 
@@ -75,16 +89,22 @@ def stream_answer(
     prompt: CitePrompt = CitePrompt(),
     policy: Policy | None = None,
     on_overflow: Overflow = "error",
+    order: PopularFirst | None = None,
+    blocks: DocumentBlocks | None = None,
     on_layer: LayerCallback | None = None,
 ) -> Iterator[AnswerChunk]:
     """Answer a question from documents, yielding text as it is made.
 
     Args:
-        documents: best first; they are numbered in this order.
+        documents: best first; they are numbered in this order, unless `order` gives another.
         sampling: how the answer is generated.
         prompt: the texts around documents and question.
         on_overflow: "error", or "drop_documents" to leave out as many of the last documents as the context demands;
             the answer reports them.
+        order: counts the documents of every call and puts the most frequent first, so that later prompts begin like
+            earlier ones and an engine with a store reads less of them.
+        blocks: read the documents one by one, once each, and join their K/V: approximate, and for an engine with a
+            store; see `ragkv.document_blocks`. None reads the prompt as it is.
 
     Raises:
         ConfigError: the question is empty, or `on_overflow` is neither of the two.
@@ -92,9 +112,16 @@ def stream_answer(
     """
     if on_overflow not in get_args(Overflow):
         raise ConfigError(f"on_overflow={on_overflow!r}: choose one of {', '.join(get_args(Overflow))}")
-    kept, encoded = _fit(engine, question, documents, sampling, prompt, on_overflow)
+    kept, encoded = _fit(engine, question, documents, sampling, prompt, on_overflow, order)
     dropped = tuple(documents[len(kept) :])
-    for chunk in engine.stream(encoded, sampling, policy=policy, on_layer=on_layer):
+    if order is not None:
+        order.count([document.id for document in kept])
+
+    def on_blocks(whole: Prompt) -> Prefilled:
+        return prefill_documents(engine, whole, kept, blocks or DocumentBlocks(), prompt=prompt, policy=policy)
+
+    read = None if blocks is None else on_blocks
+    for chunk in engine.stream(encoded, sampling, policy=policy, on_layer=on_layer, read=read):
         done = chunk.completion
         yield AnswerChunk(chunk.text, None if done is None else _answer(done, tuple(kept), dropped))
 
@@ -119,23 +146,29 @@ def _fit(
     sampling: SamplingParams,
     prompt: CitePrompt,
     on_overflow: Overflow,
+    order: PopularFirst | None,
 ) -> tuple[Sequence[Document], Prompt]:
-    """The longest head of the documents whose prompt leaves room for the reply, and that prompt."""
+    """The longest head of the documents whose prompt leaves room for the reply, as ordered, and that prompt."""
+
+    def ordered(count: int) -> Sequence[Document]:
+        if order is None:
+            return documents[:count]
+        return [documents[n] for n in order.positions([document.id for document in documents[:count]])]
 
     def encoded(count: int) -> Prompt:
-        return encode_chat(engine.tokenizer, prompt.messages(question, documents[:count]))
+        return encode_chat(engine.tokenizer, prompt.messages(question, ordered(count)))
 
     whole = encoded(len(documents))
     room = engine.loaded.context_length - sampling.max_tokens
     if len(whole) <= room or on_overflow == "error":
-        return documents, whole  # the engine names both numbers if it is too long
+        return ordered(len(documents)), whole  # the engine names both numbers if it is too long
     count = _largest(len(documents), lambda n: len(encoded(n)) <= room)
     if count == 0 and documents:
         raise PromptTooLong(
             f"not even the best document fits beside the question into {engine.loaded.context_length} tokens of "
             f"context with max_tokens={sampling.max_tokens}: split the documents or lower max_tokens"
         )
-    return documents[:count], encoded(count)
+    return ordered(count), encoded(count)
 
 
 def _largest(upper: int, fits: Callable[[int], bool]) -> int:

@@ -101,6 +101,17 @@ def rope_depends_on_length(model: PreTrainedModel) -> bool:
     return bool(types & {"dynamic", "longrope"})
 
 
+def rope_original_length(model: PreTrainedModel) -> int | None:
+    """Positions that a model whose rotation depends on length rotates as it was first trained; None for all others."""
+    if not rope_depends_on_length(model):
+        return None
+    config = model.config.get_text_config()
+    rope = config.rope_parameters
+    entries = [entry for entry in rope.values() if isinstance(entry, dict)] or [rope]
+    lengths = (entry.get("original_max_position_embeddings") for entry in entries)
+    return min(int(length or config.max_position_embeddings) for length in lengths)
+
+
 _ROTATING = threading.RLock()  # a callback of a prefill may use the model itself
 
 

@@ -8,21 +8,26 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 
 from ragkv.backend import rope_depends_on_length
+from ragkv.cache import joinable
 from ragkv.chat import Prompt
 from ragkv.config import SamplingParams
 from ragkv.decode import Decoder
 from ragkv.detokenize import TextStream
 from ragkv.errors import Cancelled, ConfigError, PromptTooLong
+from ragkv.kv_store import KVStore
 from ragkv.models import LoadedModel, load
-from ragkv.policies import Policy, SnapKV
+from ragkv.policies import Policy, SnapKV, StreamingLLM
 from ragkv.prefill import LayerCallback, Prefilled, prefill
 from ragkv.progress import Progress
 from ragkv.sampling import Constraint, Sampler
+
+if TYPE_CHECKING:
+    from ragkv.streaming.session import Session
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -39,6 +44,7 @@ class Stats:
         kept_tokens: entries kept per KV head of a full-attention layer.
         window_size: length of the observation window.
         unprotected_tokens: tokens of instructions or document headers that the budget had no room to protect.
+        cache_read_tokens, cache_creation_tokens: tokens of the prompt whose K/V the store had, and those it got.
     """
 
     prompt_tokens: int
@@ -50,6 +56,8 @@ class Stats:
     kept_tokens: int
     window_size: int
     unprotected_tokens: int
+    cache_read_tokens: int = 0
+    cache_creation_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -78,6 +86,7 @@ class Engine:
         loaded: the model and its tokenizer.
         policy: what is kept of each prompt's K/V, unless a call says otherwise.
         prefill_chunk_size: tokens per forward pass of a prefill; None reads every prompt in one pass.
+        store: where K/V outlive their question, so that prompts which begin alike are read once; None for nowhere.
 
     Raises:
         ModelError: the architecture cannot be served.
@@ -85,7 +94,12 @@ class Engine:
     """
 
     def __init__(
-        self, loaded: LoadedModel, policy: Policy | None = None, *, prefill_chunk_size: int | None = None
+        self,
+        loaded: LoadedModel,
+        policy: Policy | None = None,
+        *,
+        prefill_chunk_size: int | None = None,
+        store: KVStore | None = None,
     ) -> None:
         if prefill_chunk_size is not None and prefill_chunk_size < 1:
             raise ConfigError(f"prefill_chunk_size={prefill_chunk_size}: must be at least 1, or None for one pass")
@@ -97,7 +111,7 @@ class Engine:
         self.loaded = loaded
         self.model, self.tokenizer = loaded.model, loaded.tokenizer
         self.policy = SnapKV() if policy is None else policy
-        self.prefill_chunk_size = prefill_chunk_size
+        self.prefill_chunk_size, self.store = prefill_chunk_size, store
 
     @classmethod
     def load(
@@ -109,11 +123,12 @@ class Engine:
         dtype: torch.dtype | None = None,
         attn_implementation: str | None = None,
         prefill_chunk_size: int | None = None,
+        store: KVStore | None = None,
         progress: Progress | None = None,
     ) -> Self:
         """Load a model by packaged name, hub id, folder or `.gguf` file; see `ragkv.models.load`."""
         loaded = load(model, device=device, dtype=dtype, attn_implementation=attn_implementation, progress=progress)
-        return cls(loaded, policy, prefill_chunk_size=prefill_chunk_size)
+        return cls(loaded, policy, prefill_chunk_size=prefill_chunk_size, store=store)
 
     def generate(
         self,
@@ -138,6 +153,7 @@ class Engine:
         constraints: Sequence[Constraint | None] | None = None,
         on_layer: LayerCallback | None = None,
         on_prefilled: Callable[[int, Prefilled], None] | None = None,
+        read: Callable[[Prompt], Prefilled] | None = None,
         cancel: threading.Event | None = None,
     ) -> Iterator[Chunk]:
         """Generate, yielding text as it is made. Closing the iterator stops between two tokens.
@@ -148,6 +164,7 @@ class Engine:
             policy: for this call instead of the engine's own.
             constraints: grammars that the replies must follow, one entry per prompt.
             on_layer: told of the progress of each prefill.
+            read: reads the prompts in another way than `ragkv.prefill.prefill`, such as on blocks of documents.
             on_prefilled: shown each row's number and its prompt as read and compressed, before decoding changes it.
             cancel: when set, every unfinished reply ends with finish_reason "cancelled" before its next token.
 
@@ -165,7 +182,45 @@ class Engine:
                 zip(prompts, options, constraints or [None] * len(prompts), strict=True)
             )
         ]
-        return self._run(replies, policy or self.policy, on_layer, on_prefilled, cancel or threading.Event())
+        return self._run(replies, policy or self.policy, on_layer, on_prefilled, read, cancel or threading.Event())
+
+    def reply(
+        self,
+        prompt: Prompt,
+        prefilled: Prefilled,
+        sampling: SamplingParams = SamplingParams(),
+        *,
+        constraint: Constraint | None = None,
+    ) -> Completion:
+        """Answer a prompt that has been read, as by `ragkv.compare.prefill_many`; what was read is used up.
+
+        The first token is there at once, so `ttft_s` says nothing about the prompt.
+
+        Raises:
+            PromptTooLong: the prompt and `max_tokens` do not fit into the model's context.
+        """
+        self._check_length(prompt, sampling)
+        reply = _Reply(0, self, prompt, sampling, constraint)
+        reply.prefilled = prefilled
+        chunks = self._decode([reply], threading.Event(), time.perf_counter())
+        return next(chunk.completion for chunk in chunks if chunk.completion is not None)
+
+    def session(self, policy: StreamingLLM | None = None, **options: Any) -> "Session":
+        """A conversation or stream of text that never fills up; see `ragkv.streaming.session.Session` for options.
+
+        Args:
+            policy: sinks and recent tokens, together the size of the session's cache; by default 4 and 4092, or as many
+                as the model's context has.
+
+        Raises:
+            ModelError: the model cannot stream.
+            ConfigError: the policy keeps more than the model sees, or an option is out of its bounds.
+        """
+        from ragkv.streaming.session import Session, layout_for
+
+        most = self.loaded.context_length - StreamingLLM.num_sink_tokens
+        chosen = policy or StreamingLLM(window_length=min(StreamingLLM.window_length, most))
+        return Session(self, layout_for(self, chosen), **options)
 
     def _check_length(self, prompt: Prompt, sampling: SamplingParams) -> None:
         context = self.loaded.context_length
@@ -183,6 +238,7 @@ class Engine:
         policy: Policy,
         on_layer: LayerCallback | None,
         on_prefilled: Callable[[int, Prefilled], None] | None,
+        read: Callable[[Prompt], Prefilled] | None,
         cancel: threading.Event,
     ) -> Iterator[Chunk]:
         def watch(done: int, total: int) -> None:
@@ -191,15 +247,18 @@ class Engine:
             if on_layer is not None:
                 on_layer(done, total)
 
+        def prefill_as_usual(prompt: Prompt) -> Prefilled:
+            size, store = self.prefill_chunk_size, self.store
+            return prefill(self.model, prompt, policy, chunk_size=size, on_layer=watch, store=store)
+
         started = time.perf_counter()
         for reply in replies:
-            reply.prefilled = prefill(
-                self.model, reply.prompt, policy, chunk_size=self.prefill_chunk_size, on_layer=watch
-            )
+            reply.prefilled = (read or prefill_as_usual)(reply.prompt)
             if on_prefilled is not None:
                 on_prefilled(reply.row, reply.prefilled)
         # A rotation that depends on length would be that of the longest row for all.
-        batches = [[reply] for reply in replies] if rope_depends_on_length(self.model) else [replies]
+        apart = rope_depends_on_length(self.model) or not joinable([reply.prefilled.cache for reply in replies])
+        batches = [[reply] for reply in replies] if apart else [replies]
         for batch in batches:
             yield from self._decode(batch, cancel, started)
 
@@ -236,7 +295,7 @@ class _Reply:
         self.sampler = Sampler(sampling, prompt.ids, constraint)
         self.tokens: list[int] = []
         self.finish_reason: FinishReason | None = None
-        self._text = TextStream(engine.tokenizer, sampling.stop)
+        self._text = TextStream(engine.tokenizer, sampling.stop, strip_start=prompt.begun)
         self._max_tokens, self._eos = sampling.max_tokens, engine.loaded.eos_token_ids
         self._first_token_at = self._last_token_at = 0.0
 
@@ -274,4 +333,6 @@ class _Reply:
             kept_tokens=self.prefilled.kept_tokens,
             window_size=self.prefilled.window_size,
             unprotected_tokens=self.prefilled.unprotected_tokens,
+            cache_read_tokens=self.prefilled.cache_read_tokens,
+            cache_creation_tokens=self.prefilled.cache_creation_tokens,
         )

@@ -12,9 +12,10 @@ from typing import Any, Literal, Self, get_args
 from ragkv.config import SamplingParams
 from ragkv.engine import Engine
 from ragkv.errors import ConfigError
+from ragkv.kv_store import DISK_BYTES, MEMORY_BYTES, DiskDType, KVStore
 from ragkv.placement import choose_device, choose_dtype
 from ragkv.policies import FullKV, Policy, SnapKV, StreamingLLM
-from ragkv.registry import shared_model
+from ragkv.registry import shared_model, shared_store
 from ragkv.scoring import Pooling
 
 PolicyName = Literal["snapkv", "full", "streaming"]
@@ -37,6 +38,11 @@ class ChatOptions:
             out. None puts in all, and is an error when they do not fit into the model's context.
         device, dtype, attn_implementation: see `ragkv.models.load`; None chooses for this machine.
         prefill_chunk_size: tokens per forward pass of a prefill; None reads a prompt in one pass.
+        kv_memory_bytes: bound on the K/V of earlier prompts in host memory, which prompts that begin alike take up; 0
+            keeps none there.
+        kv_dir: folder where they outlive the process, and which processes may share; None for nowhere.
+        kv_disk_bytes, kv_disk_dtype: bound on that folder, and "model" for what is exact or "int8" for half the size.
+        namespace: K/V of one namespace are never used for another; give each tenant its own.
 
     Raises:
         ConfigError: a value is out of its bounds.
@@ -61,10 +67,20 @@ class ChatOptions:
     dtype: str | None = None
     attn_implementation: str | None = None
     prefill_chunk_size: int | None = None
+    kv_memory_bytes: int = MEMORY_BYTES
+    kv_dir: str | None = None
+    kv_disk_bytes: int = DISK_BYTES
+    kv_disk_dtype: DiskDType = "model"
+    namespace: str = ""
 
     def __post_init__(self) -> None:
         if self.context_tokens is not None and self.context_tokens < 1:
             raise ConfigError(f"context_tokens={self.context_tokens}: must be at least 1, or None for no limit")
+        for name, value in (("kv_memory_bytes", self.kv_memory_bytes), ("kv_disk_bytes", self.kv_disk_bytes)):
+            if value < 0:
+                raise ConfigError(f"{name}={value}: must be at least 0, which keeps nothing there")
+        if self.kv_disk_dtype not in get_args(DiskDType):
+            raise ConfigError(f"kv_disk_dtype={self.kv_disk_dtype!r}: choose one of {', '.join(get_args(DiskDType))}")
         self.sampling()
         self.kv_policy()
 
@@ -109,7 +125,13 @@ class ChatOptions:
             dtype=None if self.dtype is None else choose_dtype(choose_device(self.device), self.dtype),
             attn_implementation=self.attn_implementation,
         )
-        return Engine(loaded, self.kv_policy(), prefill_chunk_size=self.prefill_chunk_size)
+        return Engine(loaded, self.kv_policy(), prefill_chunk_size=self.prefill_chunk_size, store=self.kv_store())
+
+    def kv_store(self) -> KVStore | None:
+        """The process's store of K/V, as the namespace sees it; None if it may hold nothing."""
+        if not self.kv_memory_bytes and (self.kv_dir is None or not self.kv_disk_bytes):
+            return None
+        return shared_store(self.kv_memory_bytes, self.kv_dir, self.kv_disk_bytes, self.kv_disk_dtype, self.namespace)
 
 
 OPTION_NAMES = tuple(field.name for field in fields(ChatOptions))

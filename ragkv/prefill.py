@@ -1,10 +1,11 @@
 """Read a prompt and keep what the policy chooses: each layer is compressed right after its own attention.
 
 In one pass the full K/V of a single layer lives on top of the compressed layers before it. In chunks, which bound the
-activations, the full K/V of all layers lives until the last chunk. Both keep the same entries.
+activations, the full K/V of all layers lives until the last chunk. Both keep the same entries, and so does a prompt
+whose beginning is taken from a store.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,10 +14,14 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from ragkv.backend import forward
-from ragkv.cache import CompressibleLayer, kv_bytes, kv_bytes_full, new_cache, own
+from ragkv.cache import CompressibleLayer, compressible, kv_bytes, kv_bytes_full, new_cache, own
 from ragkv.chat import Prompt
-from ragkv.policies import Observation, Policy
-from ragkv.selection import fit_protected, select
+from ragkv.errors import ConfigError
+from ragkv.kv_store import KVStore
+from ragkv.kv_store.reuse import Reuse
+from ragkv.policies import Observation, Policy, SplitsBudget
+from ragkv.ragged import RaggedLayer
+from ragkv.selection import fit_protected, protect, select
 
 LayerCallback = Callable[[int, int], None]
 """Called with (layers done, layers in all) as a prefill goes on; an exception it raises ends the prefill."""
@@ -33,6 +38,7 @@ class Prefilled:
         kept_tokens: most entries that any KV head of a full-attention layer keeps.
         unprotected_tokens: tokens of spans that were to be protected and for which the budget had no room.
         kv_bytes_full, kv_bytes_kept: bytes of K/V for the whole prompt and as kept.
+        cache_read_tokens, cache_creation_tokens: tokens whose K/V a store had, and tokens that it got from this prompt.
     """
 
     cache: Cache
@@ -43,35 +49,83 @@ class Prefilled:
     unprotected_tokens: int
     kv_bytes_full: int
     kv_bytes_kept: int
+    cache_read_tokens: int = 0
+    cache_creation_tokens: int = 0
 
 
 class PrefillObserver:
     """Scores, selects and gathers one layer at a time; the state of one prefill, never kept beyond it."""
 
-    def __init__(self, cache: Cache, policy: Policy, prompt: Prompt, on_layer: LayerCallback | None = None) -> None:
+    def __init__(
+        self,
+        cache: Cache,
+        policy: Policy,
+        prompt: Prompt,
+        on_layer: LayerCallback | None = None,
+        reuse: Reuse | None = None,
+    ) -> None:
         self.window_size = policy.observation_window(prompt.question_tokens)
         self.unprotected_tokens = 0
-        self._cache, self._policy, self._prompt = cache, policy, prompt
-        self._on_layer = on_layer
+        self.cache, self._policy, self._prompt = cache, policy, prompt
+        self._numbers = {layer: number for number, (layer, _) in enumerate(compressible(cache))}
+        self._on_layer, self._reuse = on_layer, reuse
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> None:
-        stored = self._cache.layers[layer]
+    def __call__(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float,
+        measured: dict[Hashable, Tensor] | None = None,
+    ) -> None:
+        if self._reuse is not None:
+            self._reuse.observe(layer, key, value, query.shape[-2])
+        stored = self.cache.layers[layer]
         if isinstance(stored, CompressibleLayer) and stored.seen == len(self._prompt):
-            budget = self._policy.budget(stored.seen, layer, len(self._cache))
+            place = self._numbers[layer], len(self._numbers)
+            budget = self._policy.budget(stored.seen, *place)
             if budget < stored.seen:
-                observation = Observation(layer, len(self._cache), query, key, value, scaling, self.window_size)
-                stored.keep(self._kept(observation, budget))
+                measured = {} if measured is None else measured
+                observation = Observation(*place, query, key, value, scaling, self.window_size, measured)
+                stored = self._compress(stored, observation, budget)
+                self.cache.layers[layer] = stored
         own(stored)
         if self._on_layer is not None:
-            self._on_layer(layer + 1, len(self._cache))
+            self._on_layer(layer + 1, len(self.cache))
 
-    def _kept(self, observation: Observation, budget: int) -> Tensor:
+    def _compress(self, stored: CompressibleLayer, observation: Observation, budget: int) -> CompressibleLayer:
+        """The layer with what the policy keeps."""
         count, prefix = budget - self.window_size, len(self._prompt) - self.window_size
         spans = self._prompt.protected if self._policy.protects else []
         # Half of the budget stays for the votes, however much wants protection.
         protected, left_out = fit_protected(spans, prefix, count // 2)
         self.unprotected_tokens = max(self.unprotected_tokens, left_out)
-        return select(self._policy.score(observation), count, self.window_size, protected)
+        scores = protect(self._policy.score(observation), protected)
+        if isinstance(self._policy, SplitsBudget):
+            counts = self._policy.head_budgets(scores, count)
+            heads = scores.chunk(scores.shape[1], dim=1)
+            return RaggedLayer(
+                stored, [select(head, n, self.window_size) for head, n in zip(heads, counts, strict=True)]
+            )
+        stored.keep(select(scores, count, self.window_size))
+        return stored
+
+    def prefilled(self, logits: Tensor) -> Prefilled:
+        """What has been read, once all layers have been seen."""
+        kept = [part.keys.shape[-2] for _, layer in compressible(self.cache) for part in layer.parts]
+        return Prefilled(
+            cache=self.cache,
+            logits=logits,
+            length=len(self._prompt),
+            window_size=self.window_size,
+            kept_tokens=max(kept, default=0),
+            unprotected_tokens=self.unprotected_tokens,
+            kv_bytes_full=kv_bytes_full(self.cache),
+            kv_bytes_kept=kv_bytes(self.cache),
+            cache_read_tokens=0 if self._reuse is None else self._reuse.read_tokens,
+            cache_creation_tokens=0 if self._reuse is None else self._reuse.finish(),
+        )
 
 
 def prefill(
@@ -81,30 +135,37 @@ def prefill(
     *,
     chunk_size: int | None = None,
     on_layer: LayerCallback | None = None,
+    store: KVStore | None = None,
 ) -> Prefilled:
     """Run the prompt through the model and compress each layer's K/V by the policy (design: SnapKV, section 4).
 
     Args:
         chunk_size: tokens per forward pass; None reads the prompt in one pass, which is fastest.
         on_layer: told of the progress of each pass.
+        store: has the K/V of the prompt's beginning, perhaps, and gets those of the rest. The observation window is
+            read anew in any case, and the whole prompt by a policy that `needs_all_queries`. Of no use to models whose
+            rotation depends on the prompt's length: their K/V fit no prompt of another length.
+
+    Raises:
+        ConfigError: the policy needs all queries of the prompt at once, which chunks do not have.
     """
     cache = new_cache(model.config)
-    observer = PrefillObserver(cache, policy, prompt, on_layer)
-    ids = torch.tensor([prompt.ids], device=model.device)
-    positions = torch.arange(len(prompt), device=model.device).unsqueeze(0)
-    for start, end in chunks(len(prompt), chunk_size, observer.window_size):
+    needs_all_queries = getattr(policy, "needs_all_queries", False)
+    window_size = policy.observation_window(prompt.question_tokens)
+    reuse = Reuse.of(store, model, cache, prompt.ids, 0 if needs_all_queries else len(prompt) - window_size)
+    known = 0 if reuse is None else reuse.read_tokens
+    observer = PrefillObserver(cache, policy, prompt, on_layer, reuse)
+    ids = torch.tensor([prompt.ids[known:]], device=model.device)
+    positions = torch.arange(known, len(prompt), device=model.device).unsqueeze(0)
+    passes = chunks(len(prompt) - known, chunk_size, window_size)
+    if len(passes) > 1 and needs_all_queries:
+        raise ConfigError(
+            f"prefill_chunk_size={chunk_size}: {type(policy).__name__} needs the queries of all {len(prompt)} tokens "
+            "at once; leave it at None to read prompts in one pass"
+        )
+    for start, end in passes:
         logits = forward(model, ids[:, start:end], cache, positions[:, start:end], observer=observer)
-    full_layers = [layer for layer in cache.layers if isinstance(layer, CompressibleLayer)]
-    return Prefilled(
-        cache=cache,
-        logits=logits,
-        length=len(prompt),
-        window_size=observer.window_size,
-        kept_tokens=max((layer.keys.shape[-2] for layer in full_layers), default=0),
-        unprotected_tokens=observer.unprotected_tokens,
-        kv_bytes_full=kv_bytes_full(cache),
-        kv_bytes_kept=kv_bytes(cache),
-    )
+    return observer.prefilled(logits)
 
 
 def chunks(length: int, chunk_size: int | None, window_size: int) -> Sequence[tuple[int, int]]:

@@ -1,10 +1,14 @@
-"""One copy of each model per process: whoever asks for the same weights gets the same model, loaded on first use."""
+"""One copy of each model per process: whoever asks for the same weights gets the same model, loaded on first use.
+
+The same holds for stores of K/V: all that have the same bounds and folder are one, with a namespace each.
+"""
 
 import threading
 from dataclasses import dataclass, field
 
 import torch
 
+from ragkv.kv_store import DiskDType, KVStore
 from ragkv.models import LoadedModel, load
 from ragkv.progress import Progress
 
@@ -17,6 +21,7 @@ class _Entry:
 
 Key = tuple[str, str | None, torch.dtype | None, str | None]
 _entries: dict[Key, _Entry] = {}
+_stores: dict[tuple[int, str | None, int, DiskDType], KVStore] = {}
 _entries_lock = threading.Lock()
 
 
@@ -43,12 +48,29 @@ def shared_model(
         return entry.loaded
 
 
+def shared_store(
+    memory_bytes: int, folder: str | None, disk_bytes: int, disk_dtype: DiskDType, namespace: str
+) -> KVStore:
+    """The process's store with these bounds, as a namespace sees it. Arguments and errors are those of `KVStore`."""
+    key = (memory_bytes, folder, disk_bytes, disk_dtype)
+    with _entries_lock:
+        if key not in _stores:
+            _stores[key] = KVStore(memory_bytes, folder, disk_bytes, disk_dtype=disk_dtype)
+        return _stores[key].within(namespace)
+
+
 def unload(model: str | None = None) -> int:
     """Forget the shared copies of a model (or of all); memory is freed once no engine holds them.
+
+    K/V of theirs that the shared stores have in memory go at once; those in folders stay.
 
     Returns:
         How many copies were forgotten.
     """
     with _entries_lock:
         keys = [key for key in _entries if model is None or key[0] == model]
-        return sum(_entries.pop(key).loaded is not None for key in keys)
+        copies = [loaded for key in keys if (loaded := _entries.pop(key).loaded) is not None]
+        for store in _stores.values():
+            for loaded in copies:
+                store.forget(loaded.model)
+        return len(copies)

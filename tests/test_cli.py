@@ -1,6 +1,7 @@
 """The command line: what is on stdout and stderr, exit codes, and one real answer by the smallest packaged model."""
 
 import json
+import re
 import subprocess
 import sys
 import zlib
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from ragkv import options as api
+from ragkv import registry
 from ragkv.answer import Overflow
 from ragkv.cli import main, options, sources
 from ragkv.cli.ask import ask
@@ -24,6 +26,7 @@ from ragkv.errors import RagkvError
 from ragkv.progress import Progress
 from tiny import tiny_engine
 
+ENGINE = api.ChatOptions.engine
 QUESTION = "Who keeps the lighthouse?"
 TEXTS = {
     "keeper.txt": "Ada keeps the lighthouse. She lights the lamp at dusk.",
@@ -176,7 +179,7 @@ class TestAsk:
 
         monkeypatch.setattr(api.ChatOptions, "engine", engine)
         flags = "--model m/m --max-capacity-prompt 99 --window-size 17 --kernel-size 5 --pooling max --max-tokens 3"
-        flags += " --temperature 0.5 --seed 4 --dtype float32 --device cpu --context-tokens 777"
+        flags += " --temperature 0.5 --seed 4 --dtype float32 --device cpu --context-tokens 777 --kv-dir kept"
         assert cli("ask", folder, QUESTION, *flags.split()).code == 0
         expected = api.ChatOptions(
             model="m/m",
@@ -190,6 +193,8 @@ class TestAsk:
             dtype="float32",
             device="cpu",
             context_tokens=777,
+            kv_dir="kept",
+            kv_memory_bytes=0,
         )
         assert seen == [expected]
 
@@ -330,6 +335,60 @@ def test_info(cli: Cli) -> None:
     assert "threads" in cli("info").out
     found = json.loads(cli("info", "--json").out)
     assert found["cache_bytes"] == {"models": 0, "gguf": 0, "indexes": 0}
+
+
+class TestReuse:
+    @pytest.fixture
+    def real(self, fakes: ScriptedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The tiny model, with the store that the options ask for."""
+        monkeypatch.setattr(registry, "_stores", {})
+        monkeypatch.setattr(api, "shared_model", lambda *_, **__: fakes.loaded)
+        monkeypatch.setattr(api.ChatOptions, "engine", ENGINE)
+
+    def test_a_second_call_finds_what_the_first_one_read(self, cli: Cli, folder: str, real: None) -> None:
+        call = ("ask", folder, "--kv-dir", "kv", "--max-tokens", "2")
+        assert "not read again" not in cli(*call, QUESTION).err
+        registry._stores.clear()  # as in another process
+        run = cli(*call, "Who lights the lamp?")
+        reused = re.search(r"of them not read again +([\d,]+)", run.err)
+        assert reused
+        found = json.loads(cli("cache", "info", "kv", "--json").out)
+        assert found["read_tokens"] == int(reused[1].replace(",", ""))
+        assert (found["hits"], found["misses"], found["evictions"]) == (1, 1, 0)
+        (row,) = found["contents"]
+        assert row["namespace"] == ""
+        assert row["blocks"] * 128 == found["created_tokens"]
+        assert (row["blocks"], row["bytes"]) == (found["blocks"], found["bytes"])
+        assert row["blocks"] == len(list(Path("kv").rglob("*.safetensors")))
+        table = cli("cache", "info", "kv").out
+        assert row["last_used"] in table
+        assert f"read tokens {found['read_tokens']:,}" in table
+
+    def test_questions_of_one_page_share_their_documents(
+        self, cli: Cli, folder: str, real: None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        cli("explain", folder, QUESTION, "Who bakes bread?", "--max-tokens", "2")
+        (store,) = registry._stores.values()
+        assert (store.info().usage.hits, store.info().usage.misses) == (1, 1)
+
+    def test_without_a_folder_one_question_keeps_nothing(self, cli: Cli, folder: str, real: None) -> None:
+        cli("ask", folder, QUESTION, "--max-tokens", "2")
+        assert registry._stores == {}
+
+    def test_clear(self, cli: Cli, folder: str, real: None) -> None:
+        cli("ask", folder, QUESTION, "--kv-dir", "kv", "--max-tokens", "2")
+        Path("kv", "notes.txt").write_text("mine")
+        size = json.loads(cli("cache", "info", "kv", "--json").out)["bytes"]
+        assert cli("cache", "clear", "kv", "--namespace", "other").out == "0\n"
+        assert cli("cache", "clear", "kv").out == f"{size}\n" != "0\n"
+        assert json.loads(cli("cache", "info", "kv", "--json").out)["blocks"] == 0
+        assert Path("kv", "notes.txt").read_text() == "mine"
+
+    @pytest.mark.parametrize("command", ["info", "clear"])
+    def test_a_folder_that_is_not_there(self, cli: Cli, command: str) -> None:
+        run = cli("cache", command, "nowhere")
+        assert run.code == 2
+        assert "nowhere: no such folder" in run.err
 
 
 def test_explain_writes_a_page_with_a_column_for_each_question(cli: Cli, folder: str, fakes: ScriptedEngine) -> None:

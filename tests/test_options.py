@@ -1,14 +1,16 @@
 """Options by name: each becomes what it says, wrong names and values are errors, nothing is loaded early."""
 
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from ragkv import options
+from ragkv import options, registry
 from ragkv.config import SamplingParams
 from ragkv.errors import ConfigError
+from ragkv.kv_store import DISK_BYTES
 from ragkv.options import OPTION_NAMES, ChatOptions, check_names
 from ragkv.policies import FullKV, SnapKV, StreamingLLM
 
@@ -52,6 +54,9 @@ def test_policies(values: dict[str, Any], policy: object) -> None:
         ({"policy": "streaming", "max_capacity_prompt": 4}, "max_capacity_prompt=4: must be larger than the 4 sink"),
         ({"top_p": 0}, "top_p=0"),
         ({"context_tokens": 0}, "context_tokens=0"),
+        ({"kv_memory_bytes": -1}, "kv_memory_bytes=-1: must be at least 0"),
+        ({"kv_disk_bytes": -1}, "kv_disk_bytes=-1: must be at least 0"),
+        ({"kv_disk_dtype": "int4"}, "kv_disk_dtype='int4': choose one of model, int8"),
     ],
 )
 def test_values_out_of_bounds(values: dict[str, Any], message: str) -> None:
@@ -89,5 +94,23 @@ def test_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = ChatOptions(model="m", dtype="float32", device="cpu", policy="full").engine()
     assert asked == [{"model": "m", "device": "cpu", "dtype": torch.float32, "attn_implementation": None}]
     assert engine.policy == FullKV()
+    assert engine.store is not None
     with pytest.raises(ConfigError, match="dtype='float7'"):
         ChatOptions(dtype="float7").engine()
+
+
+def test_stores_are_the_processs_own_or_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(registry, "_stores", {})
+    folder = str(tmp_path)
+    asked = {"kv_memory_bytes": 10**6, "kv_dir": folder, "kv_disk_bytes": 10**7}
+    for namespace in ("", "tenant"):
+        store = ChatOptions(**asked, namespace=namespace).kv_store()
+        assert store is not None
+        assert (store.namespace, store.max_bytes) == (namespace, 10**7)
+    ChatOptions(kv_memory_bytes=0, kv_dir=folder, kv_disk_dtype="int8").kv_store()
+    assert list(registry._stores) == [
+        (10**6, folder, 10**7, "model"),
+        (0, folder, DISK_BYTES, "int8"),
+    ]
+    for nothing in ({"kv_memory_bytes": 0}, {"kv_memory_bytes": 0, "kv_dir": folder, "kv_disk_bytes": 0}):
+        assert ChatOptions(**nothing).kv_store() is None

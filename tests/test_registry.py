@@ -6,7 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from conftest import EngineOf
 from ragkv import registry
+from ragkv.policies import SnapKV
+from ragkv.prefill import prefill
+from tiny import random_prompt, tiny_engine
 
 
 @pytest.fixture(autouse=True)
@@ -23,6 +27,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(registry, "load", load)
     monkeypatch.setattr(registry, "_entries", {})
+    monkeypatch.setattr(registry, "_stores", {})
     return names
 
 
@@ -53,3 +58,28 @@ def test_a_failed_load_is_tried_again(loads: list[str]) -> None:
         with pytest.raises(RuntimeError, match="no weights"):
             registry.shared_model("broken")
     assert loads == ["broken", "broken"]
+
+
+def test_settings_share_a_store_whatever_the_namespace() -> None:
+    model, prompt, policy = tiny_engine().model, random_prompt(300), SnapKV(40, 8)
+    prefill(model, prompt, policy, store=registry.shared_store(10**8, None, 0, "model", "a"))
+    again = registry.shared_store(10**8, None, 0, "model", "a")
+    assert prefill(model, prompt, policy, store=again).cache_read_tokens == 256
+    other = registry.shared_store(10**8, None, 0, "model", "b")
+    assert prefill(model, prompt, policy, store=other).cache_read_tokens == 0
+    assert again.info() == other.info()
+    assert registry.shared_store(10**7, None, 0, "model", "a").info().blocks == 0
+
+
+def test_unload_frees_what_the_stores_have_of_the_model(engine_of: EngineOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = {"a": engine_of("llama").loaded, "b": engine_of("qwen2").loaded}
+    monkeypatch.setattr(registry, "load", lambda name, **_: models[name])
+    store = registry.shared_store(10**8, None, 0, "model", "")
+    for name in models:
+        prefill(registry.shared_model(name).model, random_prompt(300), SnapKV(40, 8), store=store)
+    both = store.info()
+    assert registry.unload("a") == 1
+    assert (store.info().blocks, store.info().nbytes) == (both.blocks // 2, both.nbytes // 2)
+    assert prefill(models["b"].model, random_prompt(300), SnapKV(40, 8), store=store).cache_read_tokens == 256
+    registry.unload()
+    assert (store.info().blocks, store.info().nbytes) == (0, 0)

@@ -1,6 +1,6 @@
 """A cited answer, and the prompt it is an answer to; both hold the documents in one order, which their numbers are."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -14,8 +14,20 @@ from langchain_ragkv._fields import ChatSnapKVFields
 from langchain_ragkv._messages import to_langchain
 from ragkv.budget import within_budget
 from ragkv.citations import find_markers, split_valid
+from ragkv.errors import ConfigError
 from ragkv.options import OPTION_NAMES, ChatOptions
+from ragkv.ordering import PopularFirst
 from ragkv.prompt import CitePrompt
+
+Question = str | Mapping[str, Any]
+
+
+def question_text(question: Question) -> str:
+    """The text of a question, which may stand under "input"."""
+    text = question.get("input") if isinstance(question, Mapping) else question
+    if not isinstance(text, str):
+        raise ConfigError(f'{question!r} is no question: give a string, or a mapping that has one under "input"')
+    return text
 
 
 class Citation(BaseModel):
@@ -63,14 +75,25 @@ class Asked:
     dropped: Sequence[Document]
 
     @classmethod
-    def about(cls, documents: Sequence[Document], question: str, prompt: CitePrompt, llm: Any) -> Self:
+    def about(
+        cls,
+        documents: Sequence[Document],
+        question: str,
+        prompt: CitePrompt,
+        llm: Any,
+        order: PopularFirst | None = None,
+    ) -> Self:
         """The prompt for as many of the documents (best first) as the model's `context_tokens` allow."""
         given = [from_langchain(document) for document in documents]
         options = _options(llm)
         if options is not None and options.context_tokens is not None:
             given = within_budget(options.engine().tokenizer, given, options.context_tokens)
-        count = len(given)
-        return cls(to_langchain(prompt.messages(question, given)), documents[:count], documents[count:])
+        sources, dropped = documents[: len(given)], documents[len(given) :]
+        if order is not None:
+            positions = order.positions([document.id for document in given])
+            given, sources = [given[n] for n in positions], [sources[n] for n in positions]
+            order.count([document.id for document in given])
+        return cls(to_langchain(prompt.messages(question, given)), sources, dropped)
 
     def answer(self, reply: BaseMessage) -> CitedAnswer:
         """The answer that a whole reply gives."""

@@ -15,16 +15,17 @@ from ragkv.tools import ToolSpec
 
 REQUEST_NAMES = ("tools", "tool_choice", "parallel_tool_calls", "strict", "response_format")
 # LangChain passes `stream` on when it was said to `invoke`; `BaseChatModel` has acted on it by then.
-CALL_NAMES = (*OPTION_NAMES, *REQUEST_NAMES, "timeout", "stream")
+CALL_NAMES = (*OPTION_NAMES, *REQUEST_NAMES, "timeout", "thread_id", "stream")
 
 
 @dataclass(frozen=True)
 class Call:
-    """What to answer, with which options, in how many seconds."""
+    """What to answer, with which options, in how many seconds, and in which thread."""
 
     request: ChatRequest
     options: ChatOptions
     timeout: float | None
+    thread_id: str | None = None
 
 
 def read_call(
@@ -47,7 +48,7 @@ def read_call(
         response_format=response_format(given.get("response_format")),
         strict=given.get("strict", False),
     )
-    return Call(request, chosen, given.get("timeout", timeout))
+    return Call(request, chosen, given.get("timeout", timeout), given.get("thread_id"))
 
 
 def check_call_names(kwargs: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ from langchain_ragkv._batch import BatchingChatModel
 from langchain_ragkv._calls import read_call
 from ragkv import registry
 from ragkv.chat_model import count_tokens
+from ragkv.kv_store import DiskDType
 from ragkv.model_info import context_length
 from ragkv.options import OPTION_NAMES, ChatOptions, PolicyName, check_names
 from ragkv.packaged import PACKAGED
@@ -41,6 +42,11 @@ class ChatSnapKVFields(BatchingChatModel):
     dtype: str | None = ChatOptions.dtype
     attn_implementation: str | None = ChatOptions.attn_implementation
     prefill_chunk_size: int | None = ChatOptions.prefill_chunk_size
+    kv_memory_bytes: int = ChatOptions.kv_memory_bytes
+    kv_dir: str | None = ChatOptions.kv_dir
+    kv_disk_bytes: int = ChatOptions.kv_disk_bytes
+    kv_disk_dtype: DiskDType = ChatOptions.kv_disk_dtype
+    namespace: str = ChatOptions.namespace
     timeout: float | None = None
     streaming: bool = False
     max_retries: int | None = None

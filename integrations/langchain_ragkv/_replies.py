@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from langchain_core.messages import AIMessage, AIMessageChunk
-from langchain_core.messages.ai import UsageMetadata
+from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from langchain_core.messages.tool import invalid_tool_call, tool_call, tool_call_chunk
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 
@@ -66,7 +66,15 @@ def _arguments(call: ToolCall | InvalidToolCall) -> str:
 
 def _usage(reply: ChatReply) -> UsageMetadata:
     prompt, completion = reply.stats.prompt_tokens, reply.stats.completion_tokens
-    return UsageMetadata(input_tokens=prompt, output_tokens=completion, total_tokens=prompt + completion)
+    reused = InputTokenDetails(
+        cache_read=reply.stats.cache_read_tokens, cache_creation=reply.stats.cache_creation_tokens
+    )
+    return UsageMetadata(
+        input_tokens=prompt,
+        output_tokens=completion,
+        total_tokens=prompt + completion,
+        input_token_details=reused,
+    )
 
 
 def _response_metadata(reply: ChatReply, model_name: str) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """ChatSnapKV: ragkv's chat model as a LangChain chat model. Translation only; what happens is in ragkv."""
 
-import threading
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -8,15 +7,15 @@ from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackMana
 from langchain_core.messages import BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 
-from langchain_ragkv._batch import current_batch
+from langchain_ragkv._batch import Batch, current_batch
 from langchain_ragkv._calls import Call, read_call
 from langchain_ragkv._replies import ReplyChunks, to_result
-from langchain_ragkv._tools import ToolBindingChatModel
+from langchain_ragkv._threads import ThreadedChatModel
 from ragkv.aio import in_thread
-from ragkv.chat_model import ChatEvent, ChatReply, stream_chat
+from ragkv.chat_model import ChatEvent, ChatReply
 
 
-class ChatSnapKV(ToolBindingChatModel):
+class ChatSnapKV(ThreadedChatModel):
     """A local chat model that reads long prompts onto a compressed KV cache.
 
     Setup:
@@ -35,6 +34,9 @@ class ChatSnapKV(ToolBindingChatModel):
         window_size, kernel_size, pooling: SnapKV's, see `ragkv.policies.SnapKV`.
         policy: "snapkv", "full", "streaming" or a policy object.
         context_tokens: most tokens of documents in the prompt of a cited answer.
+        kv_memory_bytes, kv_dir, kv_disk_bytes, kv_disk_dtype, namespace: K/V kept for prompts that begin alike.
+        memory: a `ragkv.streaming.threads.StreamingMemory`; each thread (the config's `thread_id`) then has a cache of
+            constant size, and a call reads only what is new in its history.
 
     Key init args - client params:
         device, dtype, attn_implementation, prefill_chunk_size: how the model runs; None chooses for this machine.
@@ -46,14 +48,12 @@ class ChatSnapKV(ToolBindingChatModel):
 
     Instantiate:
         ```python
-        from langchain_ragkv import ChatSnapKV
-
         llm = ChatSnapKV(model="qwen2.5-coder-1.5b", max_capacity_prompt=4096, max_tokens=256)
         ```
 
     Invoke:
         ```python
-        llm.invoke([("system", "Translate to French."), ("human", "I love programming.")])
+        llm.invoke([("system", "Translate to French."), ("human", "Hello!")])
         ```
 
     Stream:
@@ -80,14 +80,12 @@ class ChatSnapKV(ToolBindingChatModel):
 
     Citations:
         ```python
-        chain = create_cited_answer_chain(llm, retriever)
-        chain.invoke("Who wrote it?").citations
+        create_cited_answer_chain(llm, retriever).invoke("Who wrote it?").citations
         ```
 
     Response metadata:
-        `usage_metadata` counts tokens. `response_metadata` has model_name, finish_reason ("stop", "length" or
-        "tool_calls") and what `ragkv.engine.Stats` says: ttft_s, decode_tokens_per_s, kv_bytes_full, kv_bytes_kept,
-        kept_tokens, window_size, unprotected_tokens.
+        `usage_metadata` counts tokens, those whose K/V were reused included. `response_metadata` has model_name,
+        finish_reason ("stop", "length" or "tool_calls") and what `ragkv.engine.Stats` says: ttft_s and so on.
     """
 
     def _generate(
@@ -97,8 +95,8 @@ class ChatSnapKV(ToolBindingChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        call, batch = self._call(messages, stop, kwargs), current_batch(self)
-        reply = _last(_events(call)) if batch is None else batch.submit(call)
+        call, batch = self._call(messages, stop, kwargs), self._batch()
+        reply = _last(self._events(call)) if batch is None else batch.submit(call)
         return to_result(reply, call.options.model)
 
     async def _agenerate(
@@ -108,9 +106,9 @@ class ChatSnapKV(ToolBindingChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        call, batch = self._call(messages, stop, kwargs), current_batch(self)
+        call, batch = self._call(messages, stop, kwargs), self._batch()
         if batch is None:
-            replies = in_thread(lambda cancel: iter([_last(_events(call, cancel))]))
+            replies = in_thread(lambda cancel: iter([_last(self._events(call, cancel))]))
         else:
             replies = in_thread(lambda _: iter([batch.submit(call)]))
         return [to_result(reply, call.options.model) async for reply in replies][-1]
@@ -124,7 +122,7 @@ class ChatSnapKV(ToolBindingChatModel):
     ) -> Iterator[ChatGenerationChunk]:
         call = self._call(messages, stop, kwargs)
         chunks = ReplyChunks(call.options.model)
-        for event in _events(call):
+        for event in self._events(call):
             yield from chunks.of(event)
 
     async def _astream(
@@ -136,17 +134,16 @@ class ChatSnapKV(ToolBindingChatModel):
     ) -> AsyncIterator[ChatGenerationChunk]:
         call = self._call(messages, stop, kwargs)
         chunks = ReplyChunks(call.options.model)
-        async for event in in_thread(lambda cancel: _events(call, cancel)):
+        async for event in in_thread(lambda cancel: self._events(call, cancel)):
             for chunk in chunks.of(event):
                 yield chunk
 
     def _call(self, messages: Sequence[BaseMessage], stop: list[str] | None, kwargs: Mapping[str, Any]) -> Call:
         return read_call(self.options(), self.timeout, messages, {**kwargs, "stop": stop})
 
-
-def _events(call: Call, cancel: threading.Event | None = None) -> Iterator[ChatEvent]:
-    """Answer a call; the model is loaded here if it was not before."""
-    return stream_chat(call.options.engine(), [call.request], cancel=cancel, timeout_s=call.timeout)
+    def _batch(self) -> Batch | None:
+        """The batch that this call is part of; threads are answered one by one."""
+        return current_batch(self) if self.memory is None else None
 
 
 def _last(events: Iterable[ChatEvent]) -> ChatReply:

@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
-from ragkv.cli import models
+from ragkv.cli import cache, models
 from ragkv.cli.ask import ask
+from ragkv.cli.chat import chat
 from ragkv.cli.explain import explain
 from ragkv.cli.index import index
 from ragkv.cli.info import info
@@ -18,9 +19,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(ask)
+app.command()(chat)
 app.command()(index)
 app.command()(explain)
 app.add_typer(models.app, name="models")
+app.add_typer(cache.app, name="cache")
 app.command()(info)
 
 

@@ -38,6 +38,7 @@ def ask(
     window_size: options.WindowSizeOption = None,
     kernel_size: options.KernelSizeOption = None,
     pooling: options.PoolingOption = None,
+    kv_dir: options.KVDirOption = None,
     max_tokens: options.MaxTokensOption = options.MAX_TOKENS,
     temperature: options.TemperatureOption = 0.0,
     seed: options.SeedOption = None,
@@ -54,6 +55,8 @@ def ask(
         window_size=window_size,
         kernel_size=kernel_size,
         pooling=pooling,
+        kv_dir=kv_dir,
+        kv_memory_bytes=0,  # one question: what it read is of use to another process alone
         context_tokens=context_tokens,
         max_tokens=max_tokens,
         temperature=temperature,

@@ -36,6 +36,7 @@ def explain(
     window_size: options.WindowSizeOption = None,
     kernel_size: options.KernelSizeOption = None,
     pooling: options.PoolingOption = None,
+    kv_dir: options.KVDirOption = None,
     max_tokens: options.MaxTokensOption = options.MAX_TOKENS,
 ) -> None:
     """Write a page that shows which words of the documents each question kept.
@@ -54,6 +55,7 @@ def explain(
         window_size=window_size,
         kernel_size=kernel_size,
         pooling=pooling,
+        kv_dir=kv_dir,
         context_tokens=context_tokens,
         max_tokens=max_tokens,
     )

@@ -78,6 +78,15 @@ PoolingOption = Annotated[
     typer.Option(help="snapkv: how votes are pooled.", rich_help_panel=_CACHE, show_default="avg"),
 ]
 
+KVDirOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Folder of K/V, in which later calls find what this one reads of the documents; see `ragkv cache`.",
+        rich_help_panel=_CACHE,
+        show_default="none",
+    ),
+]
+
 MaxTokensOption = Annotated[int, typer.Option(help="Most tokens to write.", rich_help_panel=_REPLY)]
 TemperatureOption = Annotated[
     float, typer.Option(help="0 takes the likeliest token, more is more random.", rich_help_panel=_REPLY)

@@ -34,6 +34,8 @@ def costs(answer: "Answer") -> Table:
     table.add_column(style="dim")
     table.add_column(justify="right")
     table.add_row("prompt tokens", f"{stats.prompt_tokens:,}")
+    if stats.cache_read_tokens:
+        table.add_row("of them not read again", f"{stats.cache_read_tokens:,}")
     table.add_row("documents", f"{len(answer.documents):,}")
     table.add_row("documents cited", f"{len(answer.citations):,}")
     table.add_row("time to first token", f"{stats.ttft_s:.1f} s")

@@ -90,6 +90,7 @@ class TestReplies:
             "input_tokens": prompt_tokens,
             "output_tokens": 24,
             "total_tokens": prompt_tokens + 24,
+            "input_token_details": {"cache_read": 0, "cache_creation": 0},
         }
         stats = reply.response_metadata
         assert (stats["model_name"], stats["finish_reason"]) == ("tiny", "length")
@@ -116,6 +117,23 @@ class TestReplies:
         assert [chunk.usage_metadata is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
         assert chunks[-1].chunk_position == "last"
         assert whole.response_metadata["finish_reason"] == "length"
+
+    def test_a_second_question_about_the_same_documents_is_all_that_is_read(self, loads: list[str]) -> None:
+        """K/V live in the process, not in the instance; another namespace has none of them."""
+        documents = "the answer names the documents " * 30
+
+        def details(question: str, **options: Any) -> Any:
+            llm = ChatSnapKV(model="tiny", max_tokens=4, kv_memory_bytes=10**8, **options)
+            usage = llm.invoke(f"{documents}\n{question}", max_capacity_prompt=80).usage_metadata
+            assert usage is not None
+            return usage["input_token_details"], usage["input_tokens"]
+
+        first, tokens = details("Who wrote it?")
+        assert (first["cache_read"], first["cache_creation"]) == (0, tokens // 128 * 128)
+        second, tokens = details("And when?")
+        assert tokens - 128 - 64 < second["cache_read"] < tokens
+        assert details("And when?", namespace="tenant")[0]["cache_read"] == 0
+        assert details("And when?", policy="full")[0]["cache_read"] == second["cache_read"]
 
     def test_usage_reaches_callbacks(self, llm: ChatSnapKV) -> None:
         counter = UsageMetadataCallbackHandler()

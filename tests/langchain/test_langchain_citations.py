@@ -16,6 +16,7 @@ from langchain_ragkv import ChatSnapKV, CitedAnswer, create_cited_answer_chain
 from ragkv.chat import Prompt
 from ragkv.engine import Engine
 from ragkv.errors import ConfigError, PromptTooLong
+from ragkv.ordering import PopularFirst
 from ragkv.prompt import CitePrompt
 
 SOURCES = [
@@ -85,6 +86,18 @@ class TestWithAnyModel:
         assert "[1] Ann\nAnn wrote the question." in human.content
         assert "[2]\nBob wrote the answer." in human.content
         assert str(human.content).endswith("Question: Who wrote it?\nAnswer:")
+
+    def test_an_order_of_its_own(self, shelf: Shelf) -> None:
+        """Popular documents come first, and numbers follow the prompt."""
+        order, watch = PopularFirst(), Recorder()
+        chain = create_cited_answer_chain(scripted("[1]", "[1][3]"), shelf, order=order)
+        chain.invoke("Who?")
+        shelf.documents = [SOURCES[2], Document(page_content="Dee."), SOURCES[0]]
+        answer = chain.invoke("When?", {"callbacks": [watch]})
+        assert answer.sources == [SOURCES[0], SOURCES[2], shelf.documents[1]]
+        assert [citation.document for citation in answer.citations] == [SOURCES[0], shelf.documents[1]]
+        text = watch.asked[0][-1].content
+        assert text.index("[1] Ann") < text.index("[2]\nCid") < text.index("[3]\nDee")
 
     def test_streamed_pieces_add_up_and_ids_are_stable(self, shelf: Shelf) -> None:
         whole = create_cited_answer_chain(scripted(REPLY), shelf).invoke("Who?")

@@ -124,6 +124,22 @@ def test_usage(tiny: ChatSnapKV) -> None:
         assert response.raw["finish_reason"] == "length"
 
 
+def test_a_second_question_about_the_same_documents_is_all_that_is_read(tiny: ChatSnapKV) -> None:
+    documents = "the answer names the documents " * 30
+
+    def usage(question: str, **options: Any) -> tuple[int, int, int]:
+        given = [ChatMessage(content=f"{documents}\n{question}")]
+        found = tiny.chat(given, max_tokens=4, max_capacity_prompt=80, **options).additional_kwargs
+        return found["prompt_tokens"], found["cache_read"], found["cache_creation"]
+
+    tokens, read, created = usage("Who wrote it?")
+    assert (read, created) == (0, tokens // 128 * 128)
+    tokens, read, _ = usage("And when?")
+    assert tokens - 128 - 64 < read < tokens
+    assert usage("And when?", namespace="tenant")[1] == 0
+    assert usage("And when?", kv_memory_bytes=0)[1:] == (0, 0)
+
+
 def test_usage_streaming(tiny: ChatSnapKV) -> None:
     *_, chat = tiny.stream_chat(HELLO)
     *_, completion = tiny.stream_complete(HELLO[0].content or "")

@@ -15,6 +15,7 @@ from ragkv.budget import document_tokens
 from ragkv.chat import Prompt, encode_chat
 from ragkv.documents import Document
 from ragkv.errors import PromptTooLong
+from ragkv.ordering import PopularFirst
 from ragkv.prompt import CitePrompt
 
 Say = Callable[..., list[Prompt]]
@@ -44,6 +45,18 @@ def test_cited_answer(tiny: ChatSnapKV, say: Say) -> None:
     assert response.metadata["ragkv_dropped_nodes"] == []
     assert response.metadata["node-1"]["title"] == "First"
     assert "ragkv_number" not in NODES[0].node.metadata  # the index's own nodes stay as they are
+
+
+def test_an_order_of_its_own(tiny: ChatSnapKV, say: Say) -> None:
+    """Popular nodes come first, and numbers follow the prompt."""
+    seen = say("[1]", "[1][3]")
+    synthesizer = CitedAnswerSynthesizer(tiny, prompt=SHORT, order=PopularFirst())
+    synthesizer.synthesize("What is so?", NODES[:2])
+    response = synthesizer.synthesize("What else?", [NODES[2], NODES[1], NODES[0]])
+    assert [scored.node.node_id for scored in response.source_nodes] == ["node-1", "node-2", "node-3"]
+    assert marks(response) == [(1, True), (2, False), (3, True)]
+    text = tiny.options().engine().tokenizer.decode(seen[1].ids)
+    assert text.index("[1] First") < text.index("[2] Second") < text.index("[3]\n")
 
 
 def test_prompt_keeps_its_marks(tiny: ChatSnapKV, say: Say) -> None:

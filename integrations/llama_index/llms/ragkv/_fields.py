@@ -7,10 +7,12 @@ from llama_index.core.llms.function_calling import FunctionCallingLLM
 from pydantic import Field, SkipValidation
 
 from ragkv import registry
+from ragkv.kv_store import DISK_BYTES, MEMORY_BYTES, DiskDType
 from ragkv.model_info import context_length
 from ragkv.options import OPTION_NAMES, ChatOptions, PolicyName, check_names
 from ragkv.policies import Policy
 from ragkv.scoring import Pooling
+from ragkv.streaming.threads import StreamingMemory
 
 
 class OptionFields(FunctionCallingLLM):
@@ -36,6 +38,13 @@ class OptionFields(FunctionCallingLLM):
     attn_implementation: str | None = Field(None, description="sdpa, flash_attention_2 or eager; None chooses.")
     timeout: float | None = Field(None, description="Most seconds for a reply; one that takes longer is an error.")
     prefill_chunk_size: int | None = Field(None, description="Tokens per forward pass of a prefill; None is one pass.")
+    kv_memory_bytes: int = Field(MEMORY_BYTES, description="K/V in memory for prompts that begin alike; 0 keeps none.")
+    kv_dir: str | None = Field(None, description="Folder for them that outlives the process.")
+    kv_disk_bytes: int = Field(DISK_BYTES, description="Most bytes in that folder.")
+    kv_disk_dtype: DiskDType = Field("model", description="int8 halves its files; reuse is then no longer exact.")
+    namespace: str = Field("", description="K/V of one namespace are never used for another.")
+    memory: SkipValidation[StreamingMemory | None] = Field(None, exclude=True, description="Sessions of long chats.")
+    thread_id: str | None = Field(None, description="Whose session in the memory; None goes by the history.")
 
     def __init__(self, **kwargs: Any) -> None:
         check_names(kwargs, (*type(self).model_fields, "class_name"), "ChatSnapKV")

@@ -46,7 +46,8 @@ def _message(text: str, calls: Sequence[ToolCall]) -> ChatMessage:
 
 def _usage(reply: ChatReply) -> dict[str, int]:
     prompt, completion = reply.stats.prompt_tokens, reply.stats.completion_tokens
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    counts = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    return {**counts, "cache_read": reply.stats.cache_read_tokens, "cache_creation": reply.stats.cache_creation_tokens}
 
 
 def _raw(reply: ChatReply, model: str, usage: Mapping[str, int]) -> dict[str, Any]:

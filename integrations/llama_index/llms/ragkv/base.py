@@ -23,7 +23,7 @@ from llama_index.llms.ragkv._responses import responses, to_completion
 from llama_index.llms.ragkv._structured import PredictsByGrammar
 from llama_index.llms.ragkv._tools import REQUEST_NAMES, request_options, selections, tool_choice
 from ragkv.aio import in_thread
-from ragkv.chat_model import ChatEvent, ChatRequest, stream_chat
+from ragkv.chat_model import ChatEvent, ChatRequest, stream_chat, stream_thread
 from ragkv.completion import stream_text
 from ragkv.deadline import limited
 from ragkv.options import OPTION_NAMES, check_names
@@ -45,8 +45,11 @@ class ChatSnapKV(PredictsByGrammar, OptionFields):
     Citations: `CitedAnswerSynthesizer(llm)`
     Response metadata: `response.additional_kwargs` counts tokens, `response.raw` has `ragkv.engine.Stats`.
 
-    Every option, and `tools`, `tool_choice`, `allow_parallel_tool_calls`, `response_format` and `strict`, can also be
-    given to a single call. A name that is neither is an error.
+    Long conversations: `ChatSnapKV(memory=StreamingMemory(...))` reads only what is new in a chat's history, on a cache
+    of constant size for each `thread_id`, or for each history that goes on.
+
+    Every option, and `tools`, `tool_choice`, `allow_parallel_tool_calls`, `response_format`, `strict` and `thread_id`,
+    can also be given to a single call. A name that is neither is an error.
     """
 
     @classmethod
@@ -118,17 +121,21 @@ class ChatSnapKV(PredictsByGrammar, OptionFields):
 
     def _reply(self, prompt: str | Sequence[ChatMessage], kwargs: Mapping[str, Any]) -> Reply:
         """Check a call now; the result loads the model and generates when it is iterated."""
-        check_names(kwargs, (*OPTION_NAMES, *REQUEST_NAMES, "timeout"), "a call of ChatSnapKV")
+        check_names(kwargs, (*OPTION_NAMES, *REQUEST_NAMES, "timeout", "thread_id"), "a call of ChatSnapKV")
         options = self.options(**{name: value for name, value in kwargs.items() if name in OPTION_NAMES})
         timeout = self.timeout if kwargs.get("timeout") is None else kwargs["timeout"]
         messages = prompt if isinstance(prompt, str) else from_chat_messages(prompt)
-        request = request_options(kwargs)
+        request, memory = request_options(kwargs), self.memory
+        thread_id = self.thread_id if kwargs.get("thread_id") is None else kwargs["thread_id"]
 
         def events(cancel: threading.Event) -> Iterator[ChatEvent]:
             engine, sampling = options.engine(), options.sampling()
             if isinstance(messages, str):
                 return stream_text(engine, messages, sampling, cancel=cancel)
-            return stream_chat(engine, [ChatRequest(messages, sampling, **request)], cancel=cancel)
+            asked = ChatRequest(messages, sampling, **request)
+            if memory is not None:
+                return stream_thread(engine, asked, memory, thread_id, cancel=cancel)
+            return stream_chat(engine, [asked], cancel=cancel)
 
         return lambda cancel: responses(limited(events, timeout, cancel), options.model)
 

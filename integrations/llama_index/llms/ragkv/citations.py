@@ -1,7 +1,7 @@
 """Cited answers in a query engine: nodes are numbered once, and the `[n]` of the answer lead back to them."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from llama_index.core.base.llms.types import ChatMessage
@@ -12,15 +12,24 @@ from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryType
 from llama_index.core.types import RESPONSE_TEXT_TYPE
 
+from llama_index.llms.ragkv._marks import (
+    CITED,
+    NUMBER,
+    Nodes,
+    amarked_at_end,
+    mark,
+    marked_at_end,
+    with_dropped,
+    with_number,
+)
 from llama_index.llms.ragkv._messages import plain_text, to_chat_messages
 from llama_index.llms.ragkv.base import ChatSnapKV
 from ragkv.budget import within_budget
-from ragkv.citations import find_markers, split_valid
 from ragkv.documents import Document
+from ragkv.ordering import PopularFirst
 from ragkv.prompt import CitePrompt
 
-NUMBER, CITED, CITE = "ragkv_number", "ragkv_cited", CitePrompt()
-Nodes = list[NodeWithScore]
+CITE = CitePrompt()
 
 
 class CitedAnswerSynthesizer(BaseSynthesizer):
@@ -35,14 +44,21 @@ class CitedAnswerSynthesizer(BaseSynthesizer):
         llm: any LLM; with ChatSnapKV the prompt keeps its marked spans, so document headers survive compression.
         prompt: the texts around documents and question.
         title_key: the metadata that is shown beside a node's number.
+        order: puts the nodes used most often first, so that prompts begin alike; None keeps the retriever's order.
         streaming: answer with a stream.
     """
 
     def __init__(
-        self, llm: LLM | None = None, *, prompt: CitePrompt = CITE, title_key: str = "title", streaming: bool = False
+        self,
+        llm: LLM | None = None,
+        *,
+        prompt: CitePrompt = CITE,
+        title_key: str = "title",
+        order: PopularFirst | None = None,
+        streaming: bool = False,
     ) -> None:
         super().__init__(llm=llm, streaming=streaming)
-        self._prompt, self._title_key = prompt, title_key
+        self._prompt, self._title_key, self._order = prompt, title_key, order
 
     def synthesize(
         self, query: QueryType, nodes: Nodes, additional_source_nodes: Sequence[NodeWithScore] | None = None, **kw: Any
@@ -50,7 +66,7 @@ class CitedAnswerSynthesizer(BaseSynthesizer):
         """Answer a query from nodes; further arguments go to the LLM."""
         numbered, documents = self._numbered(nodes)
         response = super().synthesize(query, numbered, additional_source_nodes, documents=documents, **kw)
-        return _with_dropped(response, nodes[len(numbered) :])
+        return with_dropped(response, nodes[len(numbered) :])
 
     async def asynthesize(
         self, query: QueryType, nodes: Nodes, additional_source_nodes: Sequence[NodeWithScore] | None = None, **kw: Any
@@ -58,7 +74,7 @@ class CitedAnswerSynthesizer(BaseSynthesizer):
         """`synthesize` without blocking the event loop."""
         numbered, documents = await asyncio.to_thread(self._numbered, nodes)
         response = await super().asynthesize(query, numbered, additional_source_nodes, documents=documents, **kw)
-        return _with_dropped(response, nodes[len(numbered) :])
+        return with_dropped(response, nodes[len(numbered) :])
 
     def get_response(
         self, query_str: str, text_chunks: Sequence[str], documents: Sequence[Document] = (), **kw: Any
@@ -89,16 +105,21 @@ class CitedAnswerSynthesizer(BaseSynthesizer):
         documents = [_document(node, self._title_key) for node in nodes]
         if isinstance(self._llm, ChatSnapKV) and self._llm.context_tokens is not None:
             documents = within_budget(self._llm.options().engine().tokenizer, documents, self._llm.context_tokens)
-        return [_with_number(node, n) for n, node in enumerate(nodes[: len(documents)], 1)], documents
+        shown = nodes[: len(documents)]
+        if self._order is not None:
+            positions = self._order.positions([document.id for document in documents])
+            shown, documents = [shown[n] for n in positions], [documents[n] for n in positions]
+            self._order.count([document.id for document in documents])
+        return [with_number(node, n) for n, node in enumerate(shown, 1)], documents
 
     def _prepare_response_output(self, response_str: RESPONSE_TEXT_TYPE | None, source_nodes: Nodes) -> RESPONSE_TYPE:
         response = super()._prepare_response_output(response_str, source_nodes)
         if isinstance(response, StreamingResponse):
-            response.response_gen = _marked_at_end(response.response_gen, response)
+            response.response_gen = marked_at_end(response.response_gen, response)
         elif isinstance(response, AsyncStreamingResponse):
-            response.response_gen = _amarked_at_end(response.response_gen, response)
+            response.response_gen = amarked_at_end(response.response_gen, response)
         else:
-            _mark(response, str(response_str))
+            mark(response, str(response_str))
         return response
 
     def _get_prompts(self) -> PromptDictType:
@@ -113,38 +134,3 @@ def _document(scored: NodeWithScore, title_key: str) -> Document:
     hidden = [*scored.node.excluded_llm_metadata_keys, title_key, NUMBER, CITED]
     shown = scored.node.model_copy(update={"excluded_llm_metadata_keys": hidden})
     return Document(scored.node.node_id, shown.get_content(MetadataMode.LLM), title)
-
-
-def _with_number(scored: NodeWithScore, number: int) -> NodeWithScore:
-    """A copy, for nodes may belong to an index that keeps them."""
-    metadata = {**scored.node.metadata, NUMBER: number}
-    return NodeWithScore(node=scored.node.model_copy(update={"metadata": metadata}), score=scored.score)
-
-
-def _mark(response: RESPONSE_TYPE, text: str) -> None:
-    numbered = [scored.node for scored in response.source_nodes if NUMBER in scored.node.metadata]
-    valid, invalid = split_valid(find_markers(text), len(numbered))
-    for node in numbered:
-        node.metadata[CITED] = node.metadata[NUMBER] in valid
-    response.metadata = {**(response.metadata or {}), "ragkv_citations": valid, "ragkv_invalid_citations": invalid}
-
-
-def _marked_at_end(stream: Iterator[str], response: StreamingResponse) -> Generator[str, None, None]:
-    text = ""
-    for piece in stream:
-        text += piece
-        yield piece
-    _mark(response, text)
-
-
-async def _amarked_at_end(stream: AsyncIterator[str], response: AsyncStreamingResponse) -> AsyncGenerator[str, None]:
-    text = ""
-    async for piece in stream:
-        text += piece
-        yield piece
-    _mark(response, text)
-
-
-def _with_dropped(response: RESPONSE_TYPE, dropped: Nodes) -> RESPONSE_TYPE:
-    response.metadata = {**(response.metadata or {}), "ragkv_dropped_nodes": [node.node.node_id for node in dropped]}
-    return response

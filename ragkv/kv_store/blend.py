@@ -1,0 +1,129 @@
+"""Read a prompt on joined pieces: the question votes on them, and what it looks at most is computed anew."""
+
+from collections.abc import Sequence
+from functools import partial
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
+
+from ragkv.backend import forward, rope_depends_on_length
+from ragkv.cache import CompressibleLayer, new_cache
+from ragkv.chat import Prompt
+from ragkv.errors import ModelError
+from ragkv.kv_store.joined import JoinedLayer, Piece, fill_from
+from ragkv.policies import Policy, SnapKV
+from ragkv.prefill import Prefilled, PrefillObserver
+from ragkv.scoring import pool_votes, window_votes
+from ragkv.selection import Span
+from ragkv.streaming.rotation import Rotation, find_rotations
+
+_KERNEL_SIZE = 7
+_found_rotations: WeakKeyDictionary[PreTrainedModel, list[Rotation | None] | None] = WeakKeyDictionary()
+
+
+def read_on_pieces(
+    model: PreTrainedModel,
+    prompt: Prompt,
+    policy: Policy,
+    pieces: Sequence[Piece],
+    rotations: Sequence[Rotation | None],
+    anew: Sequence[Span],
+    eligible: Sequence[Span],
+    share: float,
+) -> Prefilled:
+    """Read and compress a prompt of which only some tokens are computed: those that no piece has, and chosen ones.
+
+    Args:
+        anew: spans to compute whatever the pieces have.
+        eligible: spans of which this `share` of the tokens, those with the highest votes, is computed, too.
+    """
+    window_size = SnapKV().observation_window(prompt.question_tokens)
+    fresh = torch.ones(len(prompt), dtype=torch.bool)
+    for piece in pieces:
+        fresh[piece.target : piece.target + piece.length] = False
+    # The observation window is contiguous: its queries are the last ones of the pass.
+    windows = max(window_size, policy.observation_window(prompt.question_tokens))
+    for start, end in [*anew, (max(0, len(prompt) - windows), len(prompt))]:
+        fresh[start:end] = True
+    if share:
+        votes = _Votes(_joined(model, prompt, pieces, rotations, fresh), len(prompt), window_size)
+        _forward(model, prompt, votes.cache, fresh, votes)
+        fresh = fresh | best_voted(votes.total.cpu(), fresh, eligible, share)
+    cache = _joined(model, prompt, pieces, rotations, fresh)
+    observer = PrefillObserver(cache, policy, prompt)
+    read = observer.prefilled(_forward(model, prompt, cache, fresh, observer))
+    read.cache_read_tokens = len(prompt) - int(fresh.sum())
+    return read
+
+
+def rotations_of(model: PreTrainedModel) -> list[Rotation | None] | None:
+    """How each layer rotates its keys, found once; None if keys of the model cannot be moved."""
+    if model not in _found_rotations:
+        full_attention = all(type(layer) is CompressibleLayer for layer in new_cache(model.config).layers)
+        movable = full_attention and not rope_depends_on_length(model)
+        try:
+            _found_rotations[model] = find_rotations(model) if movable else None
+        except ModelError:
+            _found_rotations[model] = None
+    return _found_rotations[model]
+
+
+def _joined(
+    model: PreTrainedModel,
+    prompt: Prompt,
+    pieces: Sequence[Piece],
+    rotations: Sequence[Rotation | None],
+    fresh: Tensor,
+) -> Cache:
+    cache, positions = new_cache(model.config), fresh.nonzero().flatten().to(model.device)
+    cache.layers = [
+        JoinedLayer(len(prompt), positions, partial(fill_from, pieces, layer, rotation))
+        for layer, rotation in enumerate(rotations)
+    ]
+    return cache
+
+
+def _forward(
+    model: PreTrainedModel, prompt: Prompt, cache: Cache, fresh: Tensor, observer: "PrefillObserver | _Votes"
+) -> Tensor:
+    """Compute the fresh tokens; each sees every token before it."""
+    positions = fresh.nonzero().flatten().to(model.device)
+    ids = torch.tensor(prompt.ids, device=model.device)[positions].unsqueeze(0)
+    mask = positions.unsqueeze(1) >= torch.arange(len(prompt), device=model.device)
+    return forward(model, ids, cache, positions.unsqueeze(0), mask[None, None], observer)
+
+
+class _Votes:
+    """Adds up what the question's tokens look at, over all layers; `total` is (length - window_size,)."""
+
+    def __init__(self, cache: Cache, length: int, window_size: int) -> None:
+        self.cache, self._window_size = cache, window_size
+        self.total = torch.zeros(length - window_size)
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> None:
+        votes = window_votes(query, key, scaling, self._window_size)
+        self.total = self.total.to(key.device) + pool_votes(votes, _KERNEL_SIZE).mean(dim=1)[0]
+        self.cache.layers[layer].reset()
+
+
+def best_voted(votes: Tensor, fresh: Tensor, eligible: Sequence[Span], share: float) -> Tensor:
+    """Choose this share of the eligible tokens, beside those that are fresh.
+
+    Args:
+        votes: (length - window,), higher is chosen.
+        fresh: (length,) bool.
+
+    Returns:
+        (length,) bool.
+    """
+    inside = torch.zeros_like(fresh)
+    for start, end in eligible:
+        inside[start:end] = True
+    count = round(share * int(inside.sum()))
+    open_ = (inside & ~fresh)[: len(votes)]
+    chosen = torch.zeros_like(fresh)
+    chosen[votes.masked_fill(~open_, -torch.inf).topk(min(count, int(open_.sum()))).indices] = True
+    return chosen
