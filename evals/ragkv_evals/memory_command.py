@@ -1,0 +1,53 @@
+"""The command `ragkv-eval memory`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from transformers.utils import logging
+
+from ragkv.embedding import SentenceTransformerEmbedder
+from ragkv.engine import Engine
+from ragkv.errors import ConfigError
+from ragkv.models import load
+from ragkv_evals import memory_report
+from ragkv_evals.console import console, write_result
+from ragkv_evals.memory import Setup, ask_all
+from ragkv_evals.memory_data import read_conversations
+from ragkv_evals.speed_report import machine
+
+
+def memory(
+    data: Annotated[Path, typer.Option(help="JSON lines of LoCoMo or of tau-bench trajectories.")],
+    model: Annotated[str, typer.Option(help="Packaged name, folder, .gguf file or hub id.")] = "qwen2.5-coder-1.5b",
+    conversations: Annotated[int | None, typer.Option(min=1, help="How many, from the first; all if left out.")] = None,
+    questions: Annotated[int, typer.Option(min=1, help="Questions per conversation, a seeded sample.")] = 20,
+    window_length: Annotated[int, typer.Option(min=1, help="Recent tokens that streaming remembers.")] = 4092,
+    recall_tokens: Annotated[int, typer.Option(min=1, help="Most tokens that are recalled for a question.")] = 512,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 32,
+    device: Annotated[str | None, typer.Option(help="Such as cpu or cuda:0.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for memory.json and memory.md.")] = None,
+) -> None:
+    """Answers after long conversations: full history, window only, streaming, and streaming with recall."""
+    read = read_conversations(data, conversations)
+    if not any(conversation.questions for conversation in read):
+        raise ConfigError(f"--data={data}: no question in {len(read)} conversations; read more of them")
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    engine = Engine(load(model, device=device))
+    setup = Setup(window_length, recall_tokens, max_tokens, questions)
+    with console.status("") as status:
+        asked = ask_all(engine, SentenceTransformerEmbedder(), read, setup, status.update)
+    settings = {
+        "model": engine.loaded.name,
+        "data": data.name,
+        "conversations": len(read),
+        "window_length": window_length,
+        "recall_tokens": recall_tokens,
+        "max_tokens": max_tokens,
+        **machine(engine.model),
+    }
+    found = memory_report.rows(asked)
+    console.print(memory_report.rich_table(found, f"{engine.loaded.name}, {data.name}"))
+    write_result({**settings, **memory_report.as_json(asked)}, "memory", out)
+    if out is not None:
+        (out / "memory.md").write_text(memory_report.markdown_table(found))

@@ -1,0 +1,138 @@
+"""Perplexity and time per token over a long text: window attention, StreamingLLM, and recomputing a window each time.
+
+Every variant reads the same token ids one at a time, several streams side by side, and predicts each next token. What
+it costs to recompute the window for every token is measured at some positions only, on one stream, taking turns with
+the streaming cache.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ragkv.backend import forward
+from ragkv.cache import new_cache
+from ragkv.errors import ConfigError
+from ragkv.policies import StreamingLLM
+from ragkv.streaming.cache import Layout, StreamingCache, read
+
+Floats = npt.NDArray[np.float64]
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one variant made of the text.
+
+    Attributes:
+        window: tokens that it sees, sinks included.
+        sinks: 0 is window attention.
+        nll: (streams, tokens - 1) negative log-likelihood of every token but the first.
+        step_s: (tokens - 1,) seconds of each step, all streams together.
+        cache_bytes: bytes of the cache when it was full for the first time, and at the end.
+    """
+
+    window: int
+    sinks: int
+    nll: Floats
+    step_s: Floats
+    cache_bytes: tuple[int, int]
+
+    @property
+    def name(self) -> str:
+        """What tables call it."""
+        return f"StreamingLLM, {self.sinks} sinks" if self.sinks else "window attention"
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    """A fresh pass over the window for each of some positions.
+
+    Attributes:
+        positions: which tokens were predicted, in every stream.
+        nll: (streams, positions).
+        seconds, streaming_seconds: of each pass, and of each step of the streaming cache in turn with it; one stream.
+    """
+
+    window: int
+    positions: list[int]
+    nll: Floats
+    seconds: list[float]
+    streaming_seconds: list[float]
+
+
+def cut_streams(ids: Sequence[int], streams: int, start: Sequence[int]) -> Tensor:
+    """Consecutive parts of a text as rows, (streams, tokens), each behind `start`."""
+    length = len(ids) // streams
+    rows = [[*start, *ids[i * length : (i + 1) * length]] for i in range(streams)]
+    return torch.tensor(rows)
+
+
+def read_streaming(
+    model: PreTrainedModel, ids: Tensor, window: int, sinks: int, progress: Progress = lambda text: None
+) -> Reading:
+    """Read (streams, tokens) one token at a time on a streaming cache."""
+    cache = StreamingCache(Layout.of(model, _policy(window, sinks)))
+    nll, step_s, full_bytes = [], [], 0
+    for t in range(ids.shape[1] - 1):
+        began = time.perf_counter()
+        cache.evict(max(0, 1 - cache.room))
+        logits = read(model, cache, ids[:, t : t + 1])
+        step_s.append(time.perf_counter() - began)
+        nll.append(_nll(logits, ids[:, t + 1]))
+        full_bytes = full_bytes or cache.nbytes * (t >= 2 * window)
+        if t % 100 == 0:
+            progress(f"window {window}, {sinks} sinks: token {t:,} of {ids.shape[1]:,}")
+    return Reading(window, sinks, np.stack(nll, axis=1), np.array(step_s), (full_bytes or cache.nbytes, cache.nbytes))
+
+
+def recompute(
+    model: PreTrainedModel, ids: Tensor, window: int, count: int, progress: Progress = lambda text: None
+) -> Recomputed:
+    """Predict `count` tokens, spread over the text from where the window is full, each by a fresh pass over its window.
+
+    Raises:
+        ConfigError: the text is no longer than the window.
+    """
+    length = ids.shape[1]
+    if length <= window + 1:
+        raise ConfigError(f"streams of {length} tokens: must be longer than the window of {window}; read more tokens")
+    positions = sorted({int(p) for p in np.linspace(window + 1, length - 1, count)})
+    cache = StreamingCache(Layout.of(model, _policy(window, min(4, window - 1))))
+    read(model, cache, ids[:1, :window])
+    nll, seconds, streaming_seconds = [], [], []
+    for done, position in enumerate(positions):
+        rows = [_fresh_pass(model, ids[row : row + 1, position - window : position]) for row in range(len(ids))]
+        nll.append(_nll(torch.cat([logits for logits, _ in rows]), ids[:, position]))
+        seconds.append(rows[0][1])
+        began = time.perf_counter()
+        cache.evict(1)
+        read(model, cache, ids[:1, position : position + 1])
+        streaming_seconds.append(time.perf_counter() - began)
+        progress(f"window {window}, recomputed: {done:,} of {len(positions):,}")
+    return Recomputed(window, positions, np.stack(nll, axis=1), seconds, streaming_seconds)
+
+
+def _policy(window: int, sinks: int) -> StreamingLLM:
+    """All variants see the same number of tokens."""
+    if not 0 <= sinks < window:
+        raise ConfigError(f"sinks={sinks}: must be at least 0 and less than the window of {window} tokens")
+    return StreamingLLM(sinks, window - sinks)
+
+
+def _fresh_pass(model: PreTrainedModel, ids: Tensor) -> tuple[Tensor, float]:
+    began = time.perf_counter()
+    positions = torch.arange(ids.shape[1], device=model.device).unsqueeze(0)
+    logits = forward(model, ids.to(model.device), new_cache(model.config), positions)
+    return logits, time.perf_counter() - began
+
+
+def _nll(logits: Tensor, target: Tensor) -> Floats:
+    losses = F.cross_entropy(logits.float(), target.to(logits.device), reduction="none")
+    return losses.double().cpu().numpy()

@@ -1,0 +1,85 @@
+"""The command `ragkv-eval streaming`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from transformers.utils import logging
+
+from ragkv.errors import ConfigError, DocumentError
+from ragkv.models import LoadedModel, load
+from ragkv_evals import streaming_report
+from ragkv_evals.console import console, write_result
+from ragkv_evals.extras import need
+from ragkv_evals.speed_report import machine
+from ragkv_evals.streaming import cut_streams, read_streaming, recompute
+
+
+def streaming(
+    data: Annotated[list[Path], typer.Option(help="Text files, such as books, to read one after the other.")],
+    model: Annotated[str, typer.Option(help="Packaged name, folder, .gguf file or hub id.")] = "smollm2-135m",
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens to read, all streams together.")] = 200_000,
+    streams: Annotated[int, typer.Option(min=1, help="Parts of the text that are read side by side.")] = 8,
+    windows: Annotated[str, typer.Option(help="Tokens in sight, sinks included.")] = "1024,2048",
+    sinks: Annotated[str, typer.Option(help="Numbers of sinks; 0 is window attention.")] = "0,1,2,4,8",
+    recompute_positions: Annotated[
+        int, typer.Option(min=2, help="Positions per stream at which the whole window is also recomputed.")
+    ] = 64,
+    device: Annotated[str | None, typer.Option(help="Such as cpu or cuda:0.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="bfloat16, float16 or float32.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for streaming.json, .md and .png.")] = None,
+) -> None:
+    """Perplexity and time per token over books: window attention, StreamingLLM, and recomputing the window."""
+    sizes, numbers = _numbers("windows", windows, 2), _numbers("sinks", sinks, 0)
+    if out is not None:
+        need("matplotlib")
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    loaded = load(model, device=device, dtype=dtype)
+    ids = cut_streams(_ids(loaded, data, tokens), streams, loaded.tokenizer("")["input_ids"])
+    rows, again, curves = [], [], []
+    with console.status("") as status:
+        for window in sizes:
+            recomputed = recompute(loaded.model, ids, window, recompute_positions, status.update)
+            again.append(streaming_report.recompute_row(recomputed))
+            for number in numbers:
+                reading = read_streaming(loaded.model, ids, window, number, status.update)
+                rows.append(streaming_report.row(reading, recomputed))
+                curves.append(streaming_report.curve(reading))
+    settings = {
+        "model": loaded.name,
+        "tokens": ids.numel(),
+        "streams": streams,
+        "data": [file.name for file in data],
+        "context_length": loaded.context_length,
+        **machine(loaded.model),
+    }
+    lines = streaming_report.table(rows, again)
+    console.print(streaming_report.rich_table(lines, f"{loaded.name}, {streams} streams of {ids.shape[1]:,} tokens"))
+    write_result({**settings, **streaming_report.as_json(rows, again, curves)}, "streaming", out)
+    if out is not None:
+        (out / "streaming.md").write_text(streaming_report.markdown_table(lines))
+        streaming_report.plot(curves, out / "streaming.png", loaded.context_length)
+
+
+def _numbers(option: str, text: str, least: int) -> list[int]:
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < least:
+        raise ConfigError(f"--{option}={text!r}: give numbers of at least {least}, separated by commas")
+    return numbers
+
+
+def _ids(loaded: LoadedModel, files: list[Path], count: int) -> list[int]:
+    """The first `count` tokens of the files, in their order."""
+    ids: list[int] = []
+    for file in files:
+        try:
+            text = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise DocumentError(f"cannot read {file} as text ({error}); give UTF-8 text files") from error
+        ids += loaded.tokenizer.encode(text, add_special_tokens=False, verbose=False)
+        if len(ids) >= count:
+            return ids[:count]
+    raise DocumentError(f"--tokens={count}: the files hold {len(ids)} tokens; add a file, or read fewer tokens")

@@ -1,0 +1,193 @@
+"""What a streaming run says: a row per variant, ratios to recomputation, tables, and log-perplexity by position."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from ragkv_evals.streaming import Floats, Reading, Recomputed
+
+BINS = 100
+
+
+@dataclass(frozen=True)
+class Row:
+    """One variant.
+
+    Attributes:
+        perplexity: over all tokens behind the first full window.
+        perplexity_sampled: over the positions at which the window was recomputed as well.
+        vs_recompute: that over the perplexity of recomputation there; 1 is as good.
+        ms_per_token_early, ms_per_token_late: medians of the first and the last thousand steps on a full window (or of
+            a quarter of them all, if that is less), per step of all streams.
+        slope_percent, slope_error: how much a step takes longer at the end of the text than when the window was first
+            full, by a straight line, and the standard error of that.
+        cache_bytes_first, cache_bytes_last: when the cache was full for the first time, and at the end.
+    """
+
+    window: int
+    variant: str
+    sinks: int
+    perplexity: float
+    perplexity_sampled: float
+    vs_recompute: float
+    ms_per_token_early: float
+    ms_per_token_late: float
+    slope_percent: float
+    slope_error: float
+    cache_bytes_first: int
+    cache_bytes_last: int
+
+
+@dataclass(frozen=True)
+class Recompute:
+    """A window recomputed for every token. `speedup` is its time over that of a streaming step; both of one stream."""
+
+    window: int
+    positions: int
+    perplexity: float
+    ms_per_token: float
+    streaming_ms_per_token: float
+    speedup: float
+
+
+def row(reading: Reading, recomputed: Recomputed) -> Row:
+    """The figures of one variant."""
+    window = reading.window
+    steps = reading.step_s[window:]
+    part = max(1, min(1000, len(steps) // 4))
+    sampled = reading.nll[:, [position - 1 for position in recomputed.positions]]
+    slope, error = _slope(steps)
+    return Row(
+        window=window,
+        variant=reading.name,
+        sinks=reading.sinks,
+        perplexity=_perplexity(reading.nll[:, window:]),
+        perplexity_sampled=_perplexity(sampled),
+        vs_recompute=_perplexity(sampled) / _perplexity(recomputed.nll),
+        ms_per_token_early=1000 * float(np.median(steps[:part])),
+        ms_per_token_late=1000 * float(np.median(steps[-part:])),
+        slope_percent=slope,
+        slope_error=error,
+        cache_bytes_first=reading.cache_bytes[0],
+        cache_bytes_last=reading.cache_bytes[1],
+    )
+
+
+def recompute_row(recomputed: Recomputed) -> Recompute:
+    """The figures of recomputation."""
+    seconds, streaming = float(np.median(recomputed.seconds)), float(np.median(recomputed.streaming_seconds))
+    return Recompute(
+        window=recomputed.window,
+        positions=len(recomputed.positions),
+        perplexity=_perplexity(recomputed.nll),
+        ms_per_token=1000 * seconds,
+        streaming_ms_per_token=1000 * streaming,
+        speedup=seconds / streaming,
+    )
+
+
+def curve(reading: Reading) -> dict[str, Any]:
+    """Mean log-perplexity in `BINS` equal parts of the text, by the position of each part's middle."""
+    parts = np.array_split(np.arange(reading.nll.shape[1]), min(BINS, reading.nll.shape[1]))
+    return {
+        "window": reading.window,
+        "variant": reading.name,
+        "position": [int(part.mean()) + 1 for part in parts],
+        "log_perplexity": [float(reading.nll[:, part].mean()) for part in parts],
+    }
+
+
+def _perplexity(nll: Floats) -> float:
+    return float(np.exp(nll.mean()))
+
+
+def _slope(steps: Floats) -> tuple[float, float]:
+    """Rise of a straight line through the steps over their whole length, in percent of its beginning; standard error.
+
+    The slowest and fastest 2% are left out: what else runs on the machine is no property of the cache.
+    """
+    low, high = np.quantile(steps, (0.02, 0.98))
+    at = np.flatnonzero((steps >= low) & (steps <= high))
+    if len(at) < 3:
+        return 0.0, 0.0
+    x = at / len(steps)
+    (rise, start), covariance = np.polyfit(x, steps[at], 1, cov=True)
+    return 100 * float(rise / start), 100 * float(np.sqrt(covariance[0, 0]) / start)
+
+
+HEADER = ("window", "variant", "perplexity", "at samples", "vs recompute", "ms early", "ms late", "rise %", "MiB")
+
+
+def table(rows: Sequence[Row], recomputed: Sequence[Recompute]) -> list[tuple[str, ...]]:
+    """The lines below `HEADER`."""
+    lines = []
+    for again in recomputed:
+        lines += [_line(each) for each in rows if each.window == again.window]
+        speed = f"{again.ms_per_token:.1f} ({again.speedup:.1f}x of {again.streaming_ms_per_token:.1f})"
+        lines.append((str(again.window), "recomputation", "", f"{again.perplexity:.2f}", "1.000", speed, "", "", ""))
+    return lines
+
+
+def _line(each: Row) -> tuple[str, ...]:
+    return (
+        str(each.window),
+        each.variant,
+        f"{each.perplexity:.2f}",
+        f"{each.perplexity_sampled:.2f}",
+        f"{each.vs_recompute:.3f}",
+        f"{each.ms_per_token_early:.1f}",
+        f"{each.ms_per_token_late:.1f}",
+        f"{each.slope_percent:+.1f} ± {each.slope_error:.1f}",
+        f"{each.cache_bytes_last / 2**20:.1f}",
+    )
+
+
+def rich_table(lines: Sequence[Sequence[str]], title: str) -> Table:
+    """For a terminal."""
+    shown = Table(title=title)
+    for index, name in enumerate(HEADER):
+        shown.add_column(name, justify="left" if index == 1 else "right")
+    for line in lines:
+        shown.add_row(*line)
+    return shown
+
+
+def markdown_table(lines: Sequence[Sequence[str]]) -> str:
+    """For a README."""
+    rules = ("--:", ":--", *["--:"] * (len(HEADER) - 2))
+    return "".join(f"| {' | '.join(line)} |\n" for line in (HEADER, rules, *lines))
+
+
+def plot(curves: Sequence[dict[str, Any]], file: Path, trained: int) -> None:
+    """Log-perplexity against position, one panel per window; a line marks the length that the model was trained for."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    windows = sorted({each["window"] for each in curves})
+    figure, panels = pyplot.subplots(1, len(windows), figsize=(6 * len(windows), 4), squeeze=False, sharey=True)
+    for panel, window in zip(panels[0], windows, strict=True):
+        for each in (each for each in curves if each["window"] == window):
+            panel.plot(each["position"], each["log_perplexity"], label=each["variant"], linewidth=1)
+        if trained < max(each["position"][-1] for each in curves):
+            panel.axvline(trained, color="grey", linestyle=":", linewidth=1)
+        panel.set(title=f"window of {window} tokens", xlabel="position")
+    panels[0][0].set_ylabel("log-perplexity")
+    panels[0][-1].legend()
+    figure.tight_layout()
+    figure.savefig(file, dpi=150)
+    pyplot.close(figure)
+
+
+def as_json(rows: Sequence[Row], recomputed: Sequence[Recompute], curves: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The figures of a run."""
+    return {
+        "rows": [asdict(each) for each in rows],
+        "recompute": [asdict(each) for each in recomputed],
+        "curves": list(curves),
+    }
