@@ -1,12 +1,13 @@
 """What every evaluation shows and leaves behind: a console on stderr, and one JSON object."""
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
 
-console = Console(stderr=True)
+console = Console(stderr=True, width=None if sys.stderr.isatty() else 120)
 
 
 def write_result(result: Mapping[str, object], name: str, out: Path | None = None) -> None:

@@ -28,13 +28,15 @@ class Peer:
 
     Attributes:
         name: what `--peers` takes.
-        requirements: pip requirements besides torch, which is the very build that runs here.
-        script: a stand-alone file that imports nothing of ragkv; called with a model folder.
+        requirements: pip requirements besides torch.
+        script: a stand-alone file that imports nothing of ragkv; called with a model and options.
+        needs_torch: whether it gets torch too, the very build that runs here.
     """
 
     name: str
     requirements: tuple[str, ...]
     script: Path
+    needs_torch: bool = True
 
 
 PEERS = {
@@ -64,7 +66,7 @@ def install(peer: Peer) -> Path:
     """
     folder = paths.home() / "peers" / peer.name
     python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    requirements = [*peer.requirements, f"torch=={version('torch')}"]
+    requirements = [*peer.requirements, *([f"torch=={version('torch')}"] if peer.needs_torch else [])]
     note = folder / "requirements.txt"  # written last: it says that the installation was completed
     if note.is_file() and note.read_text().split("\n") == requirements:
         return python

@@ -1,0 +1,93 @@
+"""From a task's case to records: the example is built, answered under every policy that it still needs, and scored."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ragkv.engine import Engine
+from ragkv.errors import PromptTooLong
+from ragkv.models import load
+from ragkv_evals.answerers import Answerer, EngineAnswerer
+from ragkv_evals.config import RunConfig
+from ragkv_evals.metrics import agreement
+from ragkv_evals.plan import Job, plan
+from ragkv_evals.records import Record
+from ragkv_evals.tasks import TASKS
+from ragkv_evals.tasks.base import Cases, Example, Layout, Task
+from ragkv_evals.variants import FULL
+
+Work = tuple[Job, tuple[str, ...], str | None]
+"""An example, the policies that it still needs, and the reply of the full cache if that is there."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """All records of an example have been given; they took so many seconds."""
+
+    job: Job
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Answering:
+    """A task with its cases, and somebody who answers them."""
+
+    task: Task
+    cases: Cases
+    answerer: Answerer
+    config: RunConfig
+
+    @classmethod
+    def load(cls, cases: Cases, config: RunConfig, device: str | None) -> "Answering":
+        """With the model that the configuration names.
+
+        Raises:
+            PromptTooLong: a length is more than the model can read.
+        """
+        engine = Engine(load(config.model, device=device, dtype=config.dtype))
+        context, longest = engine.loaded.context_length, max(config.context_tokens, default=0)
+        if longest + config.max_tokens > context:
+            raise PromptTooLong(
+                f"--context-tokens {longest} and --max-tokens {config.max_tokens} do not fit into the {context} tokens "
+                f"of context of {engine.loaded.name}: lower one of them"
+            )
+        return cls(TASKS[config.task], cases, EngineAnswerer(engine), config)
+
+    def check(self) -> None:
+        """Build every example of the plan once, so that one which cannot be built is known now, not after hours."""
+        for job in plan(self.cases.ids, self.config):
+            self.example(job)
+
+    def example(self, job: Job) -> Example:
+        """The job's case laid out."""
+        return self.cases.build(
+            job.index, Layout(job.context_tokens, job.depth, self.config.seed, self.answerer.counter)
+        )
+
+    def in_turn(self, work: Sequence[Work]) -> Iterator[Record | Done]:
+        """One example after the other."""
+        for one in work:
+            started = time.perf_counter()
+            yield from self.records(one)
+            yield Done(one[0], time.perf_counter() - started)
+
+    def records(self, work: Work) -> Iterator[Record]:
+        """One record for each policy that the example needs, as they are done; the full cache comes first."""
+        job, names, full_reply = work
+        example = self.example(job)
+        in_order = sorted(names, key=lambda name: name != FULL)
+        for outcome in self.answerer.answer(example, in_order, self.config.max_tokens):
+            if outcome.policy == FULL:
+                full_reply = outcome.reply
+            yield Record(
+                example=job.case,
+                context_tokens=job.context_tokens,
+                depth=job.depth,
+                kind=example.kind,
+                question=example.question,
+                answers=example.answers,
+                gold=example.gold,
+                figures=self.task.score(example, outcome.reply),
+                agreement=None if full_reply is None else agreement(outcome.reply, full_reply),
+                outcome=outcome,
+            )

@@ -1,0 +1,145 @@
+"""The command `ragkv-eval blocks`, and what its figures say."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean, median
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from transformers.utils import logging
+
+from ragkv.cli.options import DEFAULT_MODEL
+from ragkv.errors import ConfigError
+from ragkv.models import load
+from ragkv_evals import statistics
+from ragkv_evals.blocks import SNAPKV, Answered, answer
+from ragkv_evals.console import console, write_result
+from ragkv_evals.extras import need
+from ragkv_evals.prompts import PromptCounter
+from ragkv_evals.speed_report import machine
+from ragkv_evals.tasks.base import Layout
+from ragkv_evals.tasks.hotpotqa import HOTPOTQA
+
+
+@dataclass(frozen=True)
+class Row:
+    """One mode over all examples.
+
+    Attributes:
+        figures: means.
+        differences: to SnapKV on the whole prompt, example by example, with the bounds of their 95% intervals.
+        speedup: median time to first token of SnapKV on the whole prompt, over that of this mode.
+    """
+
+    mode: str
+    examples: int
+    figures: dict[str, float]
+    differences: dict[str, statistics.Interval]
+    ttft_s: float
+    speedup: float
+    computed_share: float
+
+
+def blocks(
+    data: Annotated[Path | None, typer.Option(help="HotpotQA questions as JSON lines.", show_default="bundled")] = None,
+    model: Annotated[str, typer.Option(help="Packaged name, folder, .gguf file or hub id.")] = DEFAULT_MODEL,
+    context_tokens: Annotated[int, typer.Option(min=512, help="Tokens of each prompt.")] = 4096,
+    budget: Annotated[int, typer.Option(help="Entries kept per KV head.")] = 1024,
+    recompute: Annotated[str, typer.Option(help="Shares of the documents' tokens to compute anew.")] = "0,0.1,0.25,0.4",
+    limit: Annotated[int, typer.Option(min=1, help="Questions to draw.")] = 50,
+    seed: Annotated[int, typer.Option(help="Fixes what is drawn.")] = 0,
+    device: Annotated[str | None, typer.Option(help="Such as cpu or cuda:0.", show_default="GPU if any")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for blocks.json and blocks.md.")] = None,
+) -> None:
+    """F1, citation F1 and time to first token on joined blocks of documents, against SnapKV on the whole prompt."""
+    shares = _shares(recompute)
+    need("scipy")
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    cases = HOTPOTQA.open(data)
+    loaded = load(model, device=device)
+    drawn = random.Random(seed).sample(range(len(cases.ids)), len(cases.ids))[:limit]  # noqa: S311
+    layout = Layout(context_tokens, None, seed, PromptCounter(loaded.tokenizer))
+    answered: list[Answered] = []
+    with console.status("") as status:
+        for done, index in enumerate(drawn):
+            status.update(f"question {done + 1}/{len(drawn)}")
+            example = cases.build(index, layout)
+            answered += answer(loaded, example, HOTPOTQA.score, budget, shares, HOTPOTQA.max_tokens)
+    found = rows(answered, HOTPOTQA.headline)
+    console.print(rich_table(found, f"{loaded.name}, {context_tokens} tokens, {found[0].examples} questions"))
+    settings = {"model": loaded.name, "context_tokens": context_tokens, "budget": budget, "seed": seed}
+    result = {
+        **settings,
+        **machine(loaded.model),
+        "rows": [asdict(row) for row in found],
+        "answers": [asdict(each) for each in answered],
+    }
+    write_result(result, "blocks", out)
+    if out is not None:
+        (out / "blocks.md").write_text(markdown_table(found))
+
+
+def _shares(text: str) -> list[float]:
+    try:
+        shares = [float(part) for part in text.split(",")]
+    except ValueError:
+        shares = []
+    if not shares or not all(0 <= share <= 1 for share in shares):
+        raise ConfigError(f"--recompute={text!r}: give shares from 0 to 1, such as 0,0.25")
+    return shares
+
+
+def rows(answered: Sequence[Answered], names: Sequence[str]) -> list[Row]:
+    """One row per mode; only figures that every example has."""
+    by_mode: dict[str, list[Answered]] = {}
+    for each in answered:
+        by_mode.setdefault(each.mode, []).append(each)
+    shared = [name for name in names if all(name in each.figures for each in answered)]
+    return [_row(mode, each, by_mode[SNAPKV], shared) for mode, each in by_mode.items()]
+
+
+def _row(mode: str, answered: Sequence[Answered], baseline: Sequence[Answered], names: Sequence[str]) -> Row:
+    def figures(name: str, of: Sequence[Answered]) -> list[float]:
+        return [each.figures[name] for each in of]
+
+    ttft_s = median(each.ttft_s for each in answered)
+    return Row(
+        mode=mode,
+        examples=len(answered),
+        figures={name: fmean(figures(name, answered)) for name in names},
+        differences={name: statistics.difference(figures(name, answered), figures(name, baseline)) for name in names},
+        ttft_s=ttft_s,
+        speedup=median(each.ttft_s for each in baseline) / ttft_s,
+        computed_share=fmean(each.computed_tokens / each.prompt_tokens for each in answered),
+    )
+
+
+def _header(found: Sequence[Row]) -> tuple[str, ...]:
+    return ("mode", *found[0].figures, "first token s", "speed-up", "computed")
+
+
+def _texts(row: Row) -> tuple[str, ...]:
+    figures = [
+        f"{mean:.3f} ({row.differences[name].value:+.3f}, {row.differences[name].low:+.3f} to "
+        f"{row.differences[name].high:+.3f})"
+        for name, mean in row.figures.items()
+    ]
+    return (row.mode, *figures, f"{row.ttft_s:.3g}", f"{row.speedup:.3g}", f"{row.computed_share:.0%}")
+
+
+def rich_table(found: Sequence[Row], title: str) -> Table:
+    """For a terminal."""
+    table = Table(*_header(found), title=title)
+    for row in found:
+        table.add_row(*_texts(row))
+    return table
+
+
+def markdown_table(found: Sequence[Row]) -> str:
+    """For a README."""
+    header = _header(found)
+    lines = [header, (":--", *["--:"] * (len(header) - 1)), *map(_texts, found)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

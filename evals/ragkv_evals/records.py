@@ -1,0 +1,146 @@
+"""What a run leaves behind: one JSON line for each example and policy, written as it is done."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Self
+
+from ragkv.errors import DocumentError
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A reply under one policy and what it cost.
+
+    Attributes:
+        cited, invalid: document numbers in the reply, those that exist and those that do not.
+        budget: entries the policy allows per KV head, averaged over layers; the prompt's length where it keeps all.
+        kept_tokens: entries it did keep, averaged in the same way; checked to equal the budget. None of a peer that
+            does not tell.
+        gold_survival, answer_survival: share of KV heads in which the tokens of the gold documents, and of the answer
+            in them, were kept; None where there are none.
+        documents_kept: the same share for every document of the prompt, in order.
+        gold_kept: the texts of the first gold documents in pieces, (shade, text): 0 was kept by no head, 9 by all.
+        ttft_s: seconds to the first token, of the prefill that all policies of an example share, compression included.
+        kv_bytes_full, kv_bytes_kept: of the prompt's K/V; None where a peer does not tell.
+        peak_memory_bytes: most memory while the example was read and answered; None where the system does not tell.
+    """
+
+    policy: str
+    reply: str
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+    budget: float | None
+    kept_tokens: float | None
+    gold_survival: float | None
+    answer_survival: float | None
+    documents_kept: tuple[float, ...]
+    gold_kept: tuple[tuple[tuple[int, str], ...], ...]
+    unprotected_tokens: int
+    ttft_s: float
+    decode_tokens_per_s: float
+    kv_bytes_full: int | None
+    kv_bytes_kept: int | None
+    peak_memory_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Record:
+    """An outcome with the example that it belongs to, and its figures.
+
+    Attributes:
+        example: id of the case; with `context_tokens` and `depth` it names the example.
+        gold: numbers of the gold documents.
+        figures: what the task makes of the reply, each between 0 and 1.
+        agreement: words shared with the reply of the full cache; None where that was not asked for.
+    """
+
+    example: str
+    context_tokens: int | None
+    depth: float | None
+    kind: str
+    question: str
+    answers: tuple[tuple[str, ...], ...]
+    gold: tuple[int, ...]
+    figures: Mapping[str, float]
+    agreement: float | None
+    outcome: Outcome
+
+    @property
+    def key(self) -> str:
+        """Names the example: the same for all policies."""
+        return key(self.example, self.context_tokens, self.depth)
+
+    @classmethod
+    def parse(cls, line: str) -> Self:
+        """The record of a line; raises ValueError, TypeError or KeyError if it is none."""
+        row = json.loads(line)
+        outcome = row.pop("outcome")
+        outcome["documents_kept"] = tuple(outcome["documents_kept"])
+        outcome["gold_kept"] = tuple(tuple((shade, text) for shade, text in text) for text in outcome["gold_kept"])
+        answers = tuple(tuple(names) for names in row.pop("answers"))
+        return cls(**row | {"gold": tuple(row["gold"])}, answers=answers, outcome=Outcome(**outcome))
+
+
+def key(example: str, context_tokens: int | None, depth: float | None) -> str:
+    """One string for an example at a length and depth."""
+    return f"{example}|{context_tokens or ''}|{'' if depth is None else depth}"
+
+
+class RecordFile:
+    """The predictions of a run: what is there already, and a place for more.
+
+    A line that a killed run left incomplete is dropped; a file that is broken anywhere else is refused.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.records = list(_complete(path))
+        self._path = path
+        self._file: IO[str] | None = None
+
+    def append(self, record: Record) -> None:
+        """Write a record so that a kill right after this keeps it."""
+        if self._file is None:
+            self._file = _rewritten(self._path, self.records)
+        self._file.write(_line(record))
+        self._file.flush()
+        self.records.append(record)
+
+    def close(self) -> None:
+        """Close the file; records can still be read."""
+        if self._file is not None:
+            self._file.close()
+
+
+def read(path: Path) -> list[Record]:
+    """All complete records of a file."""
+    return list(_complete(path))
+
+
+def _complete(path: Path) -> Iterator[Record]:
+    if not path.exists():
+        return
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    for number, line in enumerate(lines, 1):
+        if number == len(lines) and not line.endswith("\n"):
+            return
+        try:
+            yield Record.parse(line)
+        except (ValueError, TypeError, KeyError) as error:
+            raise DocumentError(
+                f"{path}, line {number}: not a prediction of this version ({error}); use another --out folder"
+            ) from error
+
+
+def _rewritten(path: Path, records: Iterable[Record]) -> IO[str]:
+    """The file open behind these records, and nothing else in it."""
+    good = "".join(map(_line, records))
+    if not path.exists() or path.read_text(encoding="utf-8") != good:
+        path.write_text(good, encoding="utf-8")
+    return path.open("a", encoding="utf-8")
+
+
+def _line(record: Record) -> str:
+    return json.dumps(asdict(record), ensure_ascii=False) + "\n"

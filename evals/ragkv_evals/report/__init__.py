@@ -1,0 +1,1 @@
+"""Reports that people look at: charts and one HTML page out of the folders of runs."""

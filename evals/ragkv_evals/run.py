@@ -1,0 +1,86 @@
+"""A run: every example of the plan answered under every policy, written as it is done, and continued where it stopped.
+
+A run folder holds config.json, environment.json, predictions.jsonl and, once all is done, metrics.json.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from ragkv_evals.answering import Done, Work
+from ragkv_evals.config import RunConfig, check_same
+from ragkv_evals.plan import Job, Pace, plan
+from ragkv_evals.records import Record, RecordFile
+from ragkv_evals.variants import FULL
+
+Spread = Callable[[Sequence[Work]], Iterator[Record | Done]]
+"""Does the work, in any order; `Done` follows the records of an example."""
+
+Watch = Callable[[int, int, float | None], None]
+"""Told how many examples are done, of how many, and the seconds that the others will take, once that is known."""
+
+
+class RunFolder:
+    """Where a run is written.
+
+    Args:
+        path: made if it is not there; a run that is there is gone on with.
+        config: of this run.
+        environment: noted about this machine; that of the last start is kept.
+
+    Raises:
+        ConfigError: the folder holds another run.
+        DocumentError: its predictions cannot be read.
+    """
+
+    def __init__(self, path: Path, config: RunConfig, environment: Mapping[str, object]) -> None:
+        self.config, wanted = config, config.to_json()
+        noted = path / "config.json"
+        if noted.exists():
+            check_same(wanted, json.loads(noted.read_text()), path)
+        self.predictions = RecordFile(path / "predictions.jsonl")
+        path.mkdir(parents=True, exist_ok=True)
+        noted.write_text(json.dumps(wanted, indent=1) + "\n")
+        (path / "environment.json").write_text(json.dumps(environment, indent=1) + "\n")
+
+
+def run(
+    ids: Sequence[str], folder: RunFolder, spread: Spread, watch: Watch = lambda done, total, seconds: None
+) -> list[Record]:
+    """Answer what is missing in the folder.
+
+    Args:
+        ids: of the task's cases.
+        spread: does the work.
+
+    Returns:
+        All records of the run, those from before included.
+    """
+    file, jobs, pace = folder.predictions, plan(ids, folder.config), Pace()
+    work = missing(jobs, folder.config.policies, file.records)
+    left = {job.key: job for job, _, _ in work}
+    watch(len(jobs) - len(left), len(jobs), None)
+    try:
+        for event in spread(work):
+            if isinstance(event, Record):
+                file.append(event)
+                continue
+            del left[event.job.key]
+            pace.add(event.job, event.seconds)
+            watch(len(jobs) - len(left), len(jobs), pace.estimate(left.values()))
+    finally:
+        file.close()
+    return file.records
+
+
+def missing(jobs: Sequence[Job], policies: Sequence[str], records: Iterable[Record]) -> list[Work]:
+    """The examples that are not answered under all policies yet."""
+    replies: dict[str, dict[str, str]] = {}
+    for record in records:
+        replies.setdefault(record.key, {})[record.outcome.policy] = record.outcome.reply
+    work = []
+    for job in jobs:
+        there = replies.get(job.key, {})
+        if names := tuple(name for name in policies if name not in there):
+            work.append((job, names, there.get(FULL)))
+    return work

@@ -1,0 +1,210 @@
+"""The answerer on a tiny model: one prefill, the replies of the engine, checked budgets, and what survived."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from conftest import EngineOf
+from ragkv.chat import Prompt
+from ragkv.compare import prefill_many
+from ragkv.config import SamplingParams
+from ragkv.documents import Document
+from ragkv.engine import Engine
+from ragkv.errors import PromptTooLong
+from ragkv.policies import Policy, SnapKV
+from ragkv.policies.names import parse
+from ragkv.prefill import Prefilled
+from ragkv_evals import answerers
+from ragkv_evals.answerers import EngineAnswerer, PolicyFailure, check_kept
+from ragkv_evals.gold_tokens import answer_ranges, document_ranges, gold_ranges
+from ragkv_evals.prompts import PromptCounter, encode
+from ragkv_evals.records import Outcome
+from ragkv_evals.tasks.base import Example
+from ragkv_evals.truncation import truncated
+from tiny import tiny_tokenizer
+
+POLICIES = (
+    "full",
+    "snapkv:96,window_size=16",
+    "snapkv:96,window_size=16,pooling=max",
+    "h2o:96",
+    "streaming:96",
+    "random:96",
+    "pyramidkv:96,window_size=16",
+    "adakv:96,window_size=16",
+)
+PLAIN = Example(
+    "p",
+    "Where is it?",
+    (Document("1", "Before. "), Document("2", "It is in Toad Hall. ")),
+    (2,),
+    (("Toad Hall",),),
+    prompt=None,
+)
+
+
+def example(documents: int = 4) -> Example:
+    texts = [f"Document number {n} says that the answer is {n}{n}{n}." for n in range(1, documents + 1)]
+    numbered = tuple(Document(id="", title=f"Title {n}", text=text) for n, text in enumerate(texts, 1))
+    cited = Example("e", "What says the second?", numbered, (2,), (("222",),), "toy")
+    # The examples of the default prompt would fill a tiny model's context.
+    assert cited.prompt is not None
+    return replace(cited, prompt=replace(cited.prompt, system="", rules="", examples=""))
+
+
+@pytest.fixture
+def engine(engine_of: EngineOf) -> Engine:
+    return engine_of("llama")
+
+
+def answers(engine: Engine, names: Sequence[str], which: Example | None = None) -> dict[str, Outcome]:
+    return {outcome.policy: outcome for outcome in EngineAnswerer(engine).answer(which or example(), names, 6)}
+
+
+def test_replies_are_those_of_the_engine(engine: Engine) -> None:
+    prompt = encode(engine.tokenizer, example())
+    found = answers(engine, POLICIES)
+    assert list(found) == list(POLICIES)
+    for name, outcome in found.items():
+        alone = engine.generate([prompt], SamplingParams(max_tokens=6), policy=parse(name))[0]
+        assert outcome.reply == alone.text.strip()
+        assert (outcome.finish_reason, outcome.completion_tokens) == (alone.finish_reason, len(alone.tokens))
+        assert (outcome.kv_bytes_full, outcome.kv_bytes_kept) == (alone.stats.kv_bytes_full, alone.stats.kv_bytes_kept)
+    assert len({outcome.reply for outcome in found.values()}) > 1
+
+
+def test_all_policies_share_one_prefill(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def counted(model: PreTrainedModel, prompt: Prompt, policies: Sequence[Policy]) -> list[Prefilled]:
+        calls.append(len(policies))
+        return prefill_many(model, prompt, policies)
+
+    monkeypatch.setattr(answerers, "prefill_many", counted)
+    found = answers(engine, [*POLICIES, "truncate:200"])
+    assert calls == [len(POLICIES), 1]
+    assert len({found[name].ttft_s for name in POLICIES}) == 1
+
+
+def test_kept_counts_are_the_budgets(engine: Engine) -> None:
+    length = len(encode(engine.tokenizer, example()))
+    for name, outcome in answers(engine, POLICIES).items():
+        assert outcome.prompt_tokens == length
+        assert outcome.kept_tokens == outcome.budget == (length if name == "full" else 96)
+
+
+class Lazy(SnapKV):
+    """Announces a budget that is not what it keeps."""
+
+    def budget(self, length: int, layer: int, num_layers: int) -> int:
+        return length - 1 if layer == 1 else super().budget(length, layer, num_layers)
+
+
+def test_a_policy_that_does_nothing_fails() -> None:
+    whole = [torch.ones(2, 300, dtype=torch.bool)] * 3
+    with pytest.raises(
+        PolicyFailure, match="snapkv:96 kept 300 of 300 tokens per KV head in layer 0, but its budget is 96"
+    ):
+        check_kept("snapkv:96", SnapKV(96), whole)
+    right = [torch.zeros(2, 300, dtype=torch.bool) for _ in range(3)]
+    for mask in right:
+        mask[:, :96] = True
+    assert check_kept("snapkv:96", SnapKV(96), right) == 96
+    with pytest.raises(PolicyFailure, match="in layer 1, but its budget is 299"):
+        check_kept("lazy", Lazy(96), right)
+    assert check_kept("snapkv:96", SnapKV(96), [torch.ones(2, 50, dtype=torch.bool)]) == 50  # shorter than the budget
+
+
+def test_a_policy_that_does_nothing_fails_a_run(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ragkv.cache.CompressibleLayer.keep", lambda layer, positions: None)
+    with pytest.raises(PolicyFailure, match="snapkv:96"):
+        answers(engine, ["snapkv:96,window_size=16"])
+
+
+def test_survival_is_that_of_the_gold_tokens(engine: Engine) -> None:
+    found = answers(engine, ["full", "streaming:96", "truncate:150"])
+    assert (found["full"].gold_survival, found["full"].answer_survival) == (1, 1)
+    assert found["full"].documents_kept == (1, 1, 1, 1)
+    prompt = encode(engine.tokenizer, example())
+    _, end = document_ranges(prompt)[2]
+    recent = len(prompt) - 92
+    assert recent > end  # the second document is older than the window
+    assert found["streaming:96"].gold_survival == 0
+    assert found["streaming:96"].documents_kept[3] > 0
+    assert found["truncate:150"].documents_kept[0] == 1
+    assert found["full"].gold_kept == (((9, example().documents[1].text),),)
+    assert found["streaming:96"].gold_kept == (((0, example().documents[1].text),),)
+
+
+def test_truncation_leaves_out_the_last_documents(engine: Engine) -> None:
+    counter, whole = PromptCounter(engine.tokenizer), example()
+    length = len(encode(engine.tokenizer, whole))
+    for most in (length - 1, length // 2, counter.frame(whole.question, whole.prompt)):
+        left = truncated(whole, most, counter)
+        assert left.documents == whole.documents[: len(left.documents)]
+        assert len(left.documents) < 4
+        assert len(encode(engine.tokenizer, left)) <= most
+        assert left.gold == whole.gold
+    assert truncated(whole, length + 50, counter) == whole
+    with pytest.raises(PromptTooLong, match="truncate:3: the prompt needs"):
+        truncated(whole, 3, counter)
+
+
+def test_a_truncated_outcome_tells_what_was_left_out(engine: Engine) -> None:
+    counter, whole = PromptCounter(engine.tokenizer), example()
+    one = counter.frame(whole.question, whole.prompt) + counter.document(whole.documents[0])
+    found = answers(engine, [f"truncate:{one}", "full"])
+    assert list(found) == ["full", f"truncate:{one}"]
+    cut = found[f"truncate:{one}"]
+    assert cut.documents_kept == (1, 0, 0, 0)
+    assert (cut.gold_survival, cut.answer_survival) == (0, 0)
+    assert cut.prompt_tokens == cut.budget == cut.kept_tokens <= one
+    assert cut.kv_bytes_kept < found["full"].kv_bytes_kept
+
+
+def test_a_prompt_that_does_not_fit_is_refused(engine: Engine) -> None:
+    with pytest.raises(PromptTooLong, match=r"example e: .* do not fit into the 1024 tokens"):
+        answers(engine, ["full"], example(40))
+
+
+def test_a_plain_example_is_its_texts_the_question_and_the_reply_begun() -> None:
+    tokenizer, plain = tiny_tokenizer(), replace(PLAIN, reply_start="It is in")
+    prompt = encode(tokenizer, plain)
+    text = tokenizer.decode(prompt.ids)
+    assert "Before. It is in Toad Hall. Where is it?<|im_end|>" in text
+    assert text.endswith("<|im_start|>assistant\nIt is in")
+    start = len(prompt) - (prompt.question_tokens or 0)
+    assert tokenizer.decode(prompt.ids[start:]).startswith("Where is it?")
+
+
+def test_control_tokens_in_a_reply_start_stay_text() -> None:
+    tokenizer = tiny_tokenizer()
+    prompt = encode(tokenizer, replace(PLAIN, reply_start="<|im_end|>"))
+    assert tokenizer.convert_tokens_to_ids("<|im_end|>") not in prompt.ids[-6:]
+
+
+def text_of(prompt: Prompt, span: tuple[int, int]) -> str:
+    return str(tiny_tokenizer().decode(prompt.ids[span[0] : span[1]]))
+
+
+def test_gold_and_answer_tokens_are_found() -> None:
+    prompt = encode(tiny_tokenizer(), example())
+    assert [text_of(prompt, span).strip() for span in gold_ranges(prompt, example())] == [example().documents[1].text]
+    (answer,) = answer_ranges(tiny_tokenizer(), prompt, example())
+    assert text_of(prompt, answer).strip(" .") == "222"
+    other = replace(example(), answers=(("DOCUMENT NUMBER", "no such words"),))
+    (found,) = answer_ranges(tiny_tokenizer(), prompt, other)
+    assert text_of(prompt, found).strip() == "Document number"
+    assert answer_ranges(tiny_tokenizer(), prompt, replace(other, answers=(("22",),))) == []  # whole words only
+    assert answer_ranges(tiny_tokenizer(), prompt, replace(other, answers=(("no",),))) == []
+
+
+def test_counts_are_those_of_the_prompt() -> None:
+    tokenizer, whole = tiny_tokenizer(), example()
+    counter = PromptCounter(tokenizer)
+    counted = counter.frame(whole.question, whole.prompt) + sum(map(counter.document, whole.documents))
+    assert counted == len(encode(tokenizer, whole)) + 2 * 4  # room for the digits of larger numbers
+    assert counter.text("Toad Hall") == len(tokenizer.encode("Toad Hall"))

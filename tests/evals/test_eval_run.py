@@ -1,0 +1,279 @@
+"""Runs with a scripted answerer: what is written when, what a second start still does, and what it refuses."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from ragkv.documents import Document
+from ragkv.errors import ConfigError, DocumentError
+from ragkv.prompt import CitePrompt
+from ragkv_evals.answering import Answering
+from ragkv_evals.config import RunConfig
+from ragkv_evals.plan import Job, Pace, plan
+from ragkv_evals.records import Outcome, Record, read
+from ragkv_evals.run import RunFolder, missing, run
+from ragkv_evals.summary import summarize
+from ragkv_evals.tasks.base import Example, Layout, Task
+from ragkv_evals.tasks.hotpotqa import score
+
+CONFIG = RunConfig(
+    task="toy",
+    data="toy.jsonl",
+    data_hash="1234",
+    model="scripted",
+    dtype="float32",
+    context_tokens=(100, 200),
+    depths=(),
+    limit=None,
+    seed=0,
+    policies=("snapkv:16,window_size=8", "full"),
+    max_tokens=8,
+    shard=(1, 1),
+    prompt_hash="5678",
+)
+
+
+class NoCounter:
+    """Nothing is counted here."""
+
+    def document(self, document: Document) -> int:
+        raise NotImplementedError
+
+    def text(self, text: str) -> int:
+        raise NotImplementedError
+
+    def frame(self, question: str, prompt: CitePrompt | None) -> int:
+        raise NotImplementedError
+
+
+@dataclass
+class ToyCases:
+    """Case n asks for n, which stands in the first of two documents."""
+
+    count: int
+    ids: Sequence[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.ids = [f"case {n}" for n in range(self.count)]
+
+    def build(self, index: int, layout: Layout) -> Example:
+        documents = (Document(id="a", text=f"It is {index}."), Document(id="b", text="Or not."))
+        return Example(self.ids[index], f"Which {index}?", documents, (1,), ((f"number {index}",),), "toy")
+
+
+class Killed(Exception):
+    """Stands for whatever ends a run."""
+
+
+@dataclass
+class Scripted:
+    """The full cache is always right; SnapKV never cites, and is wrong about even numbers. Notes what it is asked."""
+
+    kill_after: int | None = None
+    asked: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
+    counter = NoCounter()
+
+    def answer(self, example: Example, names: Sequence[str], max_tokens: int) -> Iterator[Outcome]:
+        self.asked.append((example.id, tuple(names)))
+        for name in names:
+            if self.kill_after is not None:
+                self.kill_after -= 1
+                if self.kill_after < 0:
+                    raise Killed
+            number = int(example.id.split()[1])
+            wrong = name != "full" and number % 2 == 0
+            reply = ("other" if wrong else f"number {number}") + (" [1]" if name == "full" else "")
+            yield outcome(name, reply)
+
+
+def outcome(policy: str, reply: str) -> Outcome:
+    kept = 100.0 if policy == "full" else 16.0
+    return Outcome(
+        policy=policy,
+        reply=reply,
+        finish_reason="stop",
+        prompt_tokens=100,
+        completion_tokens=3,
+        budget=kept,
+        kept_tokens=kept,
+        gold_survival=kept / 100,
+        answer_survival=None,
+        documents_kept=(kept / 100, 0.5),
+        gold_kept=(((9, "It is "), (2, "0.")),),
+        unprotected_tokens=0,
+        ttft_s=1.0,
+        decode_tokens_per_s=10.0,
+        kv_bytes_full=800,
+        kv_bytes_kept=int(8 * kept),
+        peak_memory_bytes=None,
+    )
+
+
+TOY = Task(
+    name="toy",
+    help="For tests.",
+    open=lambda data: ToyCases(3),
+    score=score,
+    headline=("f1", "citation_f1"),
+    max_tokens=8,
+)
+
+
+def start(folder: Path, answerer: Scripted, config: RunConfig = CONFIG, count: int = 3) -> list[Record]:
+    cases = ToyCases(count)
+    answering = Answering(TOY, cases, answerer, config)
+    return run(cases.ids, RunFolder(folder, config, {"python": "3"}), answering.in_turn)
+
+
+def without_times(path: Path) -> list[str]:
+    return sorted(path.read_text().splitlines())
+
+
+def test_a_run_answers_every_case_at_every_length_under_every_policy(tmp_path: Path) -> None:
+    answerer = Scripted()
+    records = start(tmp_path, answerer)
+    assert len(records) == 3 * 2 * 2
+    assert len({(record.key, record.outcome.policy) for record in records}) == 12
+    assert {names for _, names in answerer.asked} == {("full", "snapkv:16,window_size=8")}  # full first, for agreement
+    assert read(tmp_path / "predictions.jsonl") == records
+    assert json.loads((tmp_path / "config.json").read_text()) == CONFIG.to_json()
+    assert json.loads((tmp_path / "environment.json").read_text()) == {"python": "3"}
+
+
+def test_records_carry_figures_and_agreement(tmp_path: Path) -> None:
+    found = {(r.example, r.outcome.policy): r for r in start(tmp_path, Scripted())}
+    full, right, wrong = (
+        found[key]
+        for key in (("case 1", "full"), ("case 1", "snapkv:16,window_size=8"), ("case 2", "snapkv:16,window_size=8"))
+    )
+    assert (full.figures["f1"], full.figures["citation_f1"], full.agreement) == (1, 1, 1)
+    assert (right.figures["f1"], right.figures["citation_f1"]) == (1, 0)
+    assert right.agreement == pytest.approx(4 / 5)  # two of its two words, two of three
+    assert (wrong.figures["f1"], wrong.agreement) == (0, 0)
+
+
+def test_a_killed_run_goes_on_where_it_was(tmp_path: Path) -> None:
+    start(tmp_path / "whole", Scripted())
+    with pytest.raises(Killed):
+        start(tmp_path / "cut", Scripted(kill_after=5))
+    assert len(read(tmp_path / "cut" / "predictions.jsonl")) == 5  # each is on the disk as it is done
+    second = Scripted()
+    start(tmp_path / "cut", second)
+    # The third example lacks only SnapKV; the three after it lack everything.
+    assert [names for _, names in second.asked] == [
+        ("snapkv:16,window_size=8",),
+        *[("full", "snapkv:16,window_size=8")] * 3,
+    ]
+    assert without_times(tmp_path / "cut" / "predictions.jsonl") == without_times(
+        tmp_path / "whole" / "predictions.jsonl"
+    )
+    third = Scripted()
+    start(tmp_path / "cut", third)
+    assert third.asked == []
+
+
+def test_a_line_cut_in_the_middle_is_done_again(tmp_path: Path) -> None:
+    start(tmp_path, Scripted())
+    file = tmp_path / "predictions.jsonl"
+    whole = without_times(file)
+    file.write_bytes(file.read_bytes()[:-20])
+    again = Scripted()
+    start(tmp_path, again)
+    assert [names for _, names in again.asked] == [("snapkv:16,window_size=8",)]
+    assert without_times(file) == whole
+
+
+def test_a_broken_line_elsewhere_is_refused(tmp_path: Path) -> None:
+    start(tmp_path, Scripted())
+    file = tmp_path / "predictions.jsonl"
+    file.write_text("{}\n" + file.read_text())
+    with pytest.raises(DocumentError, match="line 1: not a prediction of this version"):
+        start(tmp_path, Scripted())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": 1}, "holds a run with seed=0, and this one has 1"),
+        ({"context_tokens": (100,)}, r"context_tokens=\[100, 200\], and this one has \[100\]"),
+        ({"prompt_hash": "new"}, "prompt_hash='5678', and this one has 'new'"),
+    ],
+)
+def test_a_folder_with_another_run_is_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:
+    start(tmp_path, Scripted())
+    before = (tmp_path / "predictions.jsonl").read_text()
+    with pytest.raises(ConfigError, match=message):
+        start(tmp_path, Scripted(), replace(CONFIG, **change))  # type: ignore[arg-type]
+    assert (tmp_path / "predictions.jsonl").read_text() == before
+
+
+def test_shards_share_out_the_cases() -> None:
+    ids = [str(n) for n in range(10)]
+    whole = plan(ids, CONFIG)
+    shards = [plan(ids, replace(CONFIG, shard=(n, 3))) for n in (1, 2, 3)]
+    assert sorted(job.key for shard in shards for job in shard) == sorted(job.key for job in whole)
+    assert all({job.context_tokens for job in shard} == {100, 200} for shard in shards)
+    assert [len(shard) for shard in shards] == [8, 6, 6]
+
+
+def test_a_limit_draws_the_first_of_what_a_larger_one_draws() -> None:
+    ids = [str(n) for n in range(50)]
+    five, ten = (plan(ids, replace(CONFIG, limit=limit, context_tokens=())) for limit in (5, 10))
+    assert ten[:5] == five
+    assert [job.index for job in ten] != sorted(job.index for job in ten)
+    assert [job.index for job in plan(ids, replace(CONFIG, seed=1))] != [job.index for job in plan(ids, CONFIG)]
+
+
+def test_depths_multiply_the_plan() -> None:
+    jobs = plan(["a"], replace(CONFIG, depths=(0.0, 50.0)))
+    assert [(job.context_tokens, job.depth) for job in jobs] == [(100, 0.0), (100, 50.0), (200, 0.0), (200, 50.0)]
+    assert len({job.key for job in jobs}) == 4
+
+
+def test_estimates_wait_for_every_length() -> None:
+    short, long = Job(0, "a", 100, None), Job(0, "a", 200, None)
+    pace = Pace()
+    pace.add(short, 2.0)
+    assert pace.estimate([short, long]) is None
+    pace.add(long, 10.0)
+    pace.add(long, 20.0)
+    assert pace.estimate([short, short, long]) == 2 + 2 + 15
+    assert pace.estimate([]) == 0
+
+
+def test_watchers_hear_of_the_progress(tmp_path: Path) -> None:
+    heard: list[tuple[int, int, bool]] = []
+    cases, answering = ToyCases(2), Answering(TOY, ToyCases(2), Scripted(), CONFIG)
+    folder = RunFolder(tmp_path, CONFIG, {})
+    run(cases.ids, folder, answering.in_turn, lambda done, total, left: heard.append((done, total, left is not None)))
+    assert heard == [(0, 4, False), (1, 4, False), (2, 4, True), (3, 4, True), (4, 4, True)]
+
+
+def test_missing_gives_the_full_reply_where_it_is_known(tmp_path: Path) -> None:
+    records = [record for record in start(tmp_path, Scripted()) if record.outcome.policy == "full"]
+    work = missing(plan(ToyCases(3).ids, CONFIG), CONFIG.policies, records)
+    assert {(names, reply) for _, names, reply in work} == {
+        (("snapkv:16,window_size=8",), f"number {n} [1]") for n in range(3)
+    }
+
+
+def test_the_summary_pairs_policies_with_full(tmp_path: Path) -> None:
+    cells = summarize(start(tmp_path, Scripted(), count=4), TOY)
+    assert [(cell["context_tokens"], cell["policy"]) for cell in cells[:2]] == [
+        (100, "full"),
+        (100, "snapkv:16,window_size=8"),
+    ]
+    full, snapkv = cells[:2]
+    assert full["figures"]["f1"] == {"value": 1, "low": 1, "high": 1}
+    assert full["versus_full"] == {}
+    assert snapkv["examples"] == 4
+    assert snapkv["figures"]["f1"]["value"] == 0.5
+    versus = snapkv["versus_full"]["f1"]
+    assert (versus["examples"], versus["difference"]["value"], versus["relative"]["value"]) == (4, -0.5, -0.5)
+    assert -1 <= versus["difference"]["low"] < -0.5 < versus["difference"]["high"] <= 0
+    assert snapkv["gold_survival"] == 0.16
+    assert snapkv["answer_survival"] is None
+    assert snapkv["finish_reasons"] == {"stop": 4}
