@@ -8,14 +8,14 @@ six harmless tokens and every span is known exactly.
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from ragkv.errors import ConfigError
-from ragkv.messages import Message, Segment, SpanKind, fold_system, in_segments, merge_neighbours
+from ragkv.messages import Message, Segment, SpanKind, fold_system, in_segments, merge_neighbours, take_reply
 
 _CALL_SHAPE = '"name": <function-name>, "arguments": <args-json-object>'
 
@@ -32,10 +32,11 @@ class Span:
 
 @dataclass(frozen=True)
 class Prompt:
-    """Token ids of a whole prompt and its marked spans, in order."""
+    """Token ids of a whole prompt and its marked spans, in order; `begun` if it ends with first words of the reply."""
 
     ids: tuple[int, ...]
     spans: tuple[Span, ...] = field(default=(), repr=False)
+    begun: bool = False
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -61,6 +62,8 @@ def encode_chat(
     tokenizer: PreTrainedTokenizerBase,
     messages: Sequence[Message],
     tools: Sequence[Mapping[str, Any]] | None = None,
+    *,
+    add_generation_prompt: bool = True,
 ) -> Prompt:
     """Render messages through the tokenizer's chat template, ready for the assistant's reply.
 
@@ -70,23 +73,27 @@ def encode_chat(
     Args:
         messages: see `ragkv.messages`.
         tools: JSON schemas of functions, for templates that describe tools.
+        add_generation_prompt: whether to end with the beginning of the assistant's reply, "reply" segments included.
 
     Raises:
         ConfigError: there is no message, or the template refuses the conversation.
     """
     if not messages:
         raise ConfigError("messages=[]: a chat needs at least one message")
-    normal = merge_neighbours(in_segments(messages))
+    whole = merge_neighbours(in_segments(messages))
+    normal, reply = take_reply(whole) if add_generation_prompt else (whole, "")
     control = _control_tokens(tokenizer)
     try:
         holes: dict[str, Segment] = {}
         contents = [{**message, "content": message["content"] or ""} for message in normal]
-        rendered = _render(tokenizer, _with_holes(contents, holes, control), _with_holes(tools, holes, control))
+        with_holes = _with_holes(contents, holes, control), _with_holes(tools, holes, control)
+        rendered = _render(tokenizer, *with_holes, add_generation_prompt)
     except TemplateError as refused:
         if not any(message["role"] == "system" for message in normal):
             raise ConfigError(f"the model's chat template refuses the conversation: {refused}") from refused
-        return encode_chat(tokenizer, fold_system(normal), tools)
-    return _fill(tokenizer, rendered, holes, control)
+        return encode_chat(tokenizer, fold_system(whole), tools, add_generation_prompt=add_generation_prompt)
+    prompt = _fill(tokenizer, rendered, holes, control)
+    return replace(prompt, ids=(*prompt.ids, *_encode_plain(tokenizer, reply, control)), begun=bool(reply))
 
 
 def encode_untrusted(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
@@ -94,12 +101,16 @@ def encode_untrusted(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]
     return _encode_plain(tokenizer, text, _control_tokens(tokenizer))
 
 
-def _render(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], tools: Any) -> str:
+def _render(
+    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], tools: Any, add_generation_prompt: bool
+) -> str:
     if tokenizer.chat_template is None:
         first = tokenizer.bos_token or ""
         return first + "\n\n".join(message["content"] for message in messages) + "\n\n"
     rendered = str(
-        tokenizer.apply_chat_template(messages, tools=tools or None, tokenize=False, add_generation_prompt=True)
+        tokenizer.apply_chat_template(
+            messages, tools=tools or None, tokenize=False, add_generation_prompt=add_generation_prompt
+        )
     )
     # Qwen2.5-Coder's template shows models a call in doubled braces, and they copy it.
     return rendered.replace("{{" + _CALL_SHAPE + "}}", "{" + _CALL_SHAPE + "}")

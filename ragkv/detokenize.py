@@ -9,15 +9,21 @@ from transformers import PreTrainedTokenizerBase
 class TextStream:
     """Turns one reply's tokens into text that may be shown at once.
 
+    Args:
+        stop: strings that end the reply.
+        strip_start: leave out white space before the first word, as behind a reply that the prompt has begun.
+
     Attributes:
         text: all text shown so far; after `finish`, the whole reply.
         stopped: whether a stop string has been reached. It and everything behind it are not part of the text.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str] = ()) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str] = (), *, strip_start: bool = False
+    ) -> None:
         self._tokenizer = tokenizer
         self._stream = DecodeStream(skip_special_tokens=True)
-        self._stop = stop
+        self._stop, self._strip_start = stop, strip_start
         self._ids: list[int] = []
         self._decoded = ""
         self.text = ""
@@ -26,16 +32,19 @@ class TextStream:
     def push(self, token: int) -> str:
         """Take the next token; return the new text that is safe to show (often empty)."""
         self._ids.append(token)
-        self._decoded += self._stream.step(self._tokenizer.backend_tokenizer, token) or ""
+        self._decoded = self._begin(self._decoded + (self._stream.step(self._tokenizer.backend_tokenizer, token) or ""))
         return self._show(len(self._decoded) - self._held_back())
 
     def finish(self) -> str:
         """No more tokens will come: return what was held back, incomplete characters replaced as the tokenizer does."""
         if not self.stopped:
-            whole = str(self._tokenizer.decode(self._ids, skip_special_tokens=True))
+            whole = self._begin(str(self._tokenizer.decode(self._ids, skip_special_tokens=True)))
             if whole.startswith(self._decoded):
                 self._decoded = whole
         return self._show(len(self._decoded))
+
+    def _begin(self, text: str) -> str:
+        return text.lstrip() if self._strip_start else text
 
     def _show(self, end: int) -> str:
         """Show decoded text up to `end`, or up to the first stop string."""

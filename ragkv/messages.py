@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-SpanKind = Literal["instruction", "header", "document", "question"]
+SpanKind = Literal["instruction", "header", "document", "question", "reply"]
 Message = Mapping[str, Any]
 
 _MERGEABLE = ("system", "user", "assistant")
@@ -16,7 +16,10 @@ _MERGEABLE = ("system", "user", "assistant")
 
 @dataclass(frozen=True)
 class Segment:
-    """A piece of a message: its text, what it is, and the number of the document that it belongs to."""
+    """A piece of a message: its text, what it is, and the number of the document that it belongs to.
+
+    A "reply" at the end of the last message is what the answer begins with: the model goes on from there.
+    """
 
     text: str
     kind: SpanKind | None = None
@@ -50,6 +53,16 @@ def merge_neighbours(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]
         else:
             merged.append(dict(message))
     return merged
+
+
+def take_reply(messages: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
+    """The messages without the "reply" segments that end the last one, and the text of those."""
+    *before, last = messages
+    content = list(last["content"])
+    begun: list[str] = []
+    while content and content[-1].kind == "reply":
+        begun.insert(0, content.pop().text)
+    return [*before, {**last, "content": content}], "".join(begun).lstrip()
 
 
 def fold_system(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

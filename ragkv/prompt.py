@@ -4,32 +4,42 @@ The order is what SnapKV needs: the observation window at the end covers the que
 for the budget. Numbers are 1-based and belong to the documents in the order given, from here to the parsed citation.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ragkv.citations import strip_markers
 from ragkv.documents import Document
 from ragkv.errors import ConfigError
 from ragkv.messages import Message, Segment
 
 SYSTEM = "You answer questions from numbered documents. Answer briefly and cite the documents that the answer rests on."
 
-# Questions of HotpotQA's training set; document numbers are only shapes to imitate.
-EXAMPLES = """\
+SOURCES_LABEL = "Documents:"
+
+# Questions of HotpotQA's training set; document numbers are only shapes to imitate. The answer comes before the
+# documents: a small model that has said what it found names the right ones, and hardly does the other way round.
+EXAMPLES = f"""\
 Question: Toad Hall is a residential hall in a university located in what Australian city?
-Answer: Canberra [4][9]
+Answer: Canberra
+{SOURCES_LABEL} [4] Toad Hall (ANU) [9] Australian National University
 
 Question: Who is the oldest, Sid Haig or Vic Darchinyan?
-Answer: Sid Haig [2][7]
+Answer: Sid Haig
+{SOURCES_LABEL} [2] Sid Haig [7] Vic Darchinyan
 
 Question: At the 2011 census, what was the population of the city where Kerry Saxby-Junna was born?
-Answer: 6,960 [10][3]
+Answer: 6,960
+{SOURCES_LABEL} [10] Kerry Saxby-Junna [3] Young, New South Wales
 
 Question: Are Medici and Senet both board games?
-Answer: yes [6][8]"""
+Answer: yes
+{SOURCES_LABEL} [6] Medici (board game) [8] Senet"""
 
 RULES = (
-    "Answer the last question from the documents above, as briefly as in these examples, and put the numbers of the "
-    "documents that you used in brackets."
+    "Answer the question from the documents above. First write only the answer itself, in as few words as possible: a "
+    "name, a date, a number, yes or no. On the next line name the documents that it rests on, with their numbers in "
+    "brackets."
 )
 
 
@@ -41,11 +51,13 @@ class CitePrompt:
         system: the system message; empty for none.
         rules: what to do, behind the documents.
         examples: answered questions in the wanted form; empty for none.
+        reply_start: what the reply begins with, so that chat models go on in that form; not part of the answer.
     """
 
     system: str = SYSTEM
     rules: str = RULES
     examples: str = EXAMPLES
+    reply_start: str = "Answer:"
 
     def messages(self, question: str, documents: Sequence[Document]) -> list[Message]:
         """The chat that asks `question` about `documents`, in segments that mark instructions, headers and question."""
@@ -59,7 +71,8 @@ class CitePrompt:
         guidance = "\n\n".join(part for part in (self.rules, self.examples) if part)
         segments += [
             Segment(guidance + "\n\n", "instruction"),
-            Segment(f"Question: {question.strip()}\nAnswer:", "question"),
+            Segment(f"Question: {question.strip()}", "question"),
+            Segment(f"\n{self.reply_start}", "reply"),
         ]
         system = [{"role": "system", "content": [Segment(self.system, "instruction")]}] if self.system else []
         return [*system, {"role": "user", "content": segments}]
@@ -67,3 +80,8 @@ class CitePrompt:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
+
+
+def answer_alone(reply: str) -> str:
+    """A reply without the line that names its documents, and without citation markers."""
+    return strip_markers(re.split(rf"^\s*{SOURCES_LABEL}", reply, maxsplit=1, flags=re.MULTILINE)[0])

@@ -224,3 +224,34 @@ def test_a_call_shown_in_doubled_braces_is_shown_in_single_ones(tokenizer: PreTr
     slip.chat_template = "{{ '{{" + shape + "}}' }}{{ messages[0].content }}"
     text = slip.decode(encode_chat(slip, [{"role": "user", "content": "{{as it is}}"}]).ids)
     assert text == "{" + shape + "}{{as it is}}"
+
+
+def test_a_begun_reply_stands_behind_the_generation_prompt(tokenizer: PreTrainedTokenizerFast) -> None:
+    begun = [Segment("Where?", "question"), Segment("\nAnswer: <|im_end|>", "reply")]
+    prompt = encode_chat(tokenizer, [{"role": "user", "content": begun}])
+    plain = encode_chat(tokenizer, [{"role": "user", "content": begun[:1]}])
+    assert _text(prompt.ids) == _text(plain.ids) + "Answer: <|im_end|>"
+    assert _control_count(prompt.ids) == _control_count(plain.ids)
+    assert prompt.question_tokens == len(prompt) - prompt.spans[0].start
+    assert (prompt.begun, plain.begun) == (True, False)
+    open_end = encode_chat(tokenizer, [{"role": "user", "content": begun}], add_generation_prompt=False)
+    assert "Where?\nAnswer:" in _text(open_end.ids)
+
+
+def test_only_the_last_message_can_begin_the_reply(tokenizer: PreTrainedTokenizerFast) -> None:
+    begun = {"role": "user", "content": [Segment("Where?"), Segment(" Here:", "reply")]}
+    prompt = encode_chat(
+        tokenizer, [begun, {"role": "assistant", "content": "No."}, {"role": "user", "content": "Why?"}]
+    )
+    assert "Where? Here:" in _text(prompt.ids)
+    assert not _text(prompt.ids).endswith("Here:")
+
+
+def test_a_begun_reply_survives_folding_and_the_lack_of_a_template() -> None:
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [Segment("Q", "question"), Segment("A:", "reply")]},
+    ]
+    refusing = tiny_tokenizer(CHAT_TEMPLATE.replace('["system", ', "["))
+    assert _text(encode_chat(refusing, messages).ids).endswith("<|im_start|>assistant\nA:")
+    assert _text(encode_chat(tiny_tokenizer(None), messages).ids).endswith("Q\n\nA:")

@@ -34,6 +34,13 @@ def test_any_tokens_stream_to_what_they_decode_to(ids: list[int]) -> None:
     assert "".join(pieces) == stream.text == tiny_tokenizer().decode(ids, skip_special_tokens=True)
 
 
+@given(TOKENS)
+def test_white_space_before_the_first_word_can_be_left_out(ids: list[int]) -> None:
+    stream = TextStream(tiny_tokenizer(), strip_start=True)
+    pieces = [*map(stream.push, [*_encode(" \n "), *ids]), stream.finish()]
+    assert "".join(pieces) == stream.text == tiny_tokenizer().decode(ids, skip_special_tokens=True).lstrip()
+
+
 @given(st.text(max_size=30))
 def test_characters_are_shown_whole(text: str) -> None:
     """The tokenizer has no tokens for them, so that most of these characters are spread over several."""

@@ -3,9 +3,10 @@
 import pytest
 
 from ragkv.chat import encode_chat
+from ragkv.citations import find_markers
 from ragkv.documents import Document
 from ragkv.errors import ConfigError
-from ragkv.prompt import EXAMPLES, RULES, SYSTEM, CitePrompt
+from ragkv.prompt import EXAMPLES, RULES, SYSTEM, CitePrompt, answer_alone
 from tiny import tiny_tokenizer
 
 DOCUMENTS = [
@@ -31,7 +32,7 @@ def test_segments_say_what_they_are() -> None:
     (user,) = CitePrompt(system="").messages("Where?", DOCUMENTS)
     marks = [(part.kind, part.document) for part in user["content"]]
     numbered = [(kind, n) for n in (1, 2, 3) for kind in ("header", "document")]
-    assert marks == [("instruction", None), *numbered, ("instruction", None), ("question", None)]
+    assert marks == [("instruction", None), *numbered, ("instruction", None), ("question", None), ("reply", None)]
 
 
 def test_hostile_titles_stay_on_their_line() -> None:
@@ -60,4 +61,26 @@ def test_encoded_headers_and_instructions_are_protected_and_the_question_is_in_t
     assert protected[:2] == [SYSTEM, "Documents:\n\n"]
     assert protected[3:] == ["[1] Toad Hall\n", "[2]\n", "[3] Dog\n"]
     assert prompt.question_tokens is not None
-    assert tokenizer.decode(prompt.ids[-prompt.question_tokens :]).startswith("Question: Where?\nAnswer:<|im_end|>")
+    end = tokenizer.decode(prompt.ids[-prompt.question_tokens :])
+    assert end == "Question: Where?<|im_end|>\n<|im_start|>assistant\nAnswer:"
+
+
+@pytest.mark.parametrize(
+    ("reply", "alone"),
+    [
+        ("Canberra\nDocuments: [4] Toad Hall [9] University", "Canberra"),
+        ("Documents: [4]", ""),
+        ("Canberra [4].\nIt has Documents: many.", "Canberra.\nIt has Documents: many."),
+        ("yes", "yes"),
+    ],
+)
+def test_the_answer_stands_before_the_line_of_documents(reply: str, alone: str) -> None:
+    assert answer_alone(reply) == alone
+
+
+def test_the_examples_have_the_form_that_the_reply_takes() -> None:
+    for example in EXAMPLES.split("\n\n"):
+        question, rest = example.split(f"\n{CitePrompt().reply_start} ")
+        assert question.startswith("Question: ")
+        assert answer_alone(rest) == rest.split("\n")[0]
+        assert len(find_markers(rest)) == 2
