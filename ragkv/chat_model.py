@@ -18,6 +18,7 @@ from ragkv.grammar import json_object_constraint, json_schema_constraint
 from ragkv.messages import Message
 from ragkv.policies import Policy
 from ragkv.sampling import Constraint
+from ragkv.streaming.threads import StreamingMemory
 from ragkv.structured import add_instruction, response_schema_instruction
 from ragkv.tools import (
     InvalidToolCall,
@@ -127,6 +128,38 @@ def stream_chat(
             yield event
 
 
+def stream_thread(
+    engine: Engine,
+    request: ChatRequest,
+    memory: StreamingMemory,
+    thread_id: str | None = None,
+    *,
+    cancel: threading.Event | None = None,
+    timeout_s: float | None = None,
+) -> Iterator[ChatEvent]:
+    """Answer a request on the session that has read its history; `stream_chat` of one request in all other respects.
+
+    Args:
+        memory: keeps the sessions.
+        thread_id: of the conversation; None to go by its messages.
+    """
+    row, messages = _Row(request), request.messages
+    if request.response_format is not None:
+        messages = add_instruction(messages, _format_instruction(request))
+    conversation = memory.conversation(engine, messages, request.tools, thread_id)
+
+    def generate(cancel: threading.Event) -> Iterator[Chunk]:
+        return conversation.stream(request.sampling, _constraint(engine, request), cancel)
+
+    for chunk in limited(generate, timeout_s, cancel):
+        event = row.event(0, chunk.text, chunk.completion)
+        if event.reply is not None:
+            calls = [call.to_openai() for call in event.reply.tool_calls]
+            conversation.replied({"role": "assistant", "content": event.reply.text, "tool_calls": calls})
+        if event.parts or event.reply:
+            yield event
+
+
 def check(engine: Engine, request: ChatRequest) -> None:
     """Raise what would keep a request from being answered, such as its length or its schema. Runs no model."""
     engine.stream(_prompt(engine, request), request.sampling, constraints=[_constraint(engine, request)])
@@ -176,9 +209,14 @@ def _prompt(engine: Engine, request: ChatRequest) -> Prompt:
     tools = request.tools if _may_call(request) else ()
     messages, for_template = prepare_tool_messages(engine.tokenizer, request.messages, tools)
     if request.response_format is not None:
-        schema = None if request.response_format == "json_object" else request.response_format
-        messages = add_instruction(messages, response_schema_instruction(schema))
+        messages = add_instruction(messages, _format_instruction(request))
     return encode_chat(engine.tokenizer, messages, for_template)
+
+
+def _format_instruction(request: ChatRequest) -> str:
+    """What the model is told about the form of its reply."""
+    schema = request.response_format
+    return response_schema_instruction(None if schema is None or schema == "json_object" else schema)
 
 
 def _constraint(engine: Engine, request: ChatRequest) -> Constraint | None:

@@ -16,6 +16,7 @@ from ragkv.chat import Prompt, Span
 from ragkv.config import SamplingParams
 from ragkv.engine import Chunk, Completion, Engine
 from ragkv.errors import Cancelled, ConfigError, PromptTooLong
+from ragkv.kv_store import KVStore
 from ragkv.models import LoadedModel
 from ragkv.policies import FullKV, Policy, SnapKV, StreamingLLM
 from tiny import ARCHITECTURES, FULL_LENGTH, plain_model, random_prompt, tiny_engine, tiny_model, tiny_tokenizer
@@ -410,12 +411,56 @@ def test_half_precision_models_answer(dtype: torch.dtype) -> None:
 
 
 def test_load_prepares_what_it_loads(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "model"
+    folder, store = tmp_path / "model", KVStore(10**6)
     plain_model("llama").save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
-    engine = Engine.load(str(folder), SNAPKV, device="cpu", dtype=torch.float32, prefill_chunk_size=50)
-    assert (engine.policy, engine.prefill_chunk_size) == (SNAPKV, 50)
+    engine = Engine.load(str(folder), SNAPKV, device="cpu", dtype=torch.float32, prefill_chunk_size=50, store=store)
+    assert (engine.policy, engine.prefill_chunk_size, engine.store) == (SNAPKV, 50, store)
     assert engine.loaded.eos_token_ids == (2,)
     prompt = random_prompt(90)
     expected = tiny_engine("llama").generate([prompt], SamplingParams(max_tokens=12), policy=SNAPKV)[0]
     assert engine.generate([prompt], SamplingParams(max_tokens=12))[0].tokens == expected.tokens
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("policy", [SNAPKV, FullKV(), StreamingLLM(2, 20)], ids=str)
+def test_a_store_changes_no_token(engine_of: EngineOf, name: str, policy: Policy) -> None:
+    """Requests that share beginnings, one by one and as a batch whose rows find what the rows before them read."""
+    plain = _engine(engine_of(name))
+    base = random_prompt(100).ids
+    prompts = [
+        Prompt(base[:shared] + random_prompt(100, seed=n).ids[shared:])
+        for n, shared in enumerate((100, 96, 70, 99, 33))
+    ]
+    expected = [_tokens(plain, prompt, policy) for prompt in prompts]
+    stored = _engine(engine_of(name), store=KVStore(10**8, block_size=16))
+    assert [_tokens(stored, prompt, policy) for prompt in prompts] == expected
+    stored = _engine(engine_of(name), store=KVStore(10**8, block_size=16))
+    batch = stored.generate(prompts, SamplingParams(max_tokens=24), policy=policy)
+    assert [completion.tokens for completion in batch] == expected
+    read = [completion.stats.cache_read_tokens for completion in batch]
+    window = policy.observation_window(None)
+    most = (100 - window) // 16 * 16
+    reusable = name not in ("llama-dynamic-rope", "phi3-longrope")
+    assert read == [min(shared, most) if reusable else 0 for shared in (0, 96, 64, 96, 32)]
+
+
+def test_a_conversation_selects_anew_for_every_question(engine_of: EngineOf) -> None:
+    """Each turn's reply is that of an engine without a store; the turns before it are not read again."""
+    plain, stored = _engine(engine_of("qwen2")), _engine(engine_of("qwen2"), store=KVStore(10**8, block_size=16))
+    ids, asked = random_prompt(150).ids, 0
+    for turn in range(4):
+        prompt = Prompt((*ids, *random_prompt(20, seed=turn).ids))
+        completion = stored.generate([prompt], SamplingParams(max_tokens=12), policy=SNAPKV)[0]
+        assert completion.tokens == _tokens(plain, prompt, max_tokens=12)
+        assert completion.stats.cache_read_tokens == asked // 16 * 16
+        ids, asked = (*prompt.ids, *completion.tokens), len(prompt)
+
+
+def test_threads_may_share_a_store(engine_of: EngineOf) -> None:
+    engine, prompts = _engine(engine_of("gemma3")), _prompts((100, 30, 55, 200))
+    expected = [_tokens(engine, prompt) for prompt in prompts]
+    stored = _engine(engine_of("gemma3"), store=KVStore(100_000, block_size=16))
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(3):
+            assert list(pool.map(lambda prompt: _tokens(stored, prompt), prompts)) == expected

@@ -1,0 +1,134 @@
+"""K/V of documents that were read one by one, whatever others stand beside them: approximate, off by default.
+
+A document is read once behind the prompt's beginning, and its K/V move to its place in each prompt. The question is
+read on them and votes; headers, the documents' first tokens and the best-voted ones are then computed anew with full
+attention (CacheBlend, arXiv 2405.16444, with SnapKV's votes; EPIC, arXiv 2410.15332, for first tokens).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ragkv.chat import Prompt, Span, encode_chat
+from ragkv.documents import Document
+from ragkv.engine import Engine
+from ragkv.errors import ConfigError
+from ragkv.kv_store.blend import read_on_pieces, rotations_of
+from ragkv.kv_store.joined import Piece
+from ragkv.kv_store.store import Prefix
+from ragkv.policies import FullKV, Policy
+from ragkv.prefill import Prefilled, prefill
+from ragkv.progress import Progress
+from ragkv.prompt import CitePrompt
+
+
+@dataclass(frozen=True)
+class DocumentBlocks:
+    """How much of the documents is computed anew for a question.
+
+    Attributes:
+        recompute: share of their tokens, 0 to 1, chosen by the votes of the question; 1 is exact and saves nothing.
+        first_tokens: tokens at the beginning of each document, whatever their votes. Headers always are.
+    """
+
+    recompute: float = 0.25
+    first_tokens: int = 4
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.recompute <= 1:
+            raise ConfigError(f"recompute={self.recompute}: must be a share of the tokens, from 0 to 1")
+        if self.first_tokens < 0:
+            raise ConfigError(f"first_tokens={self.first_tokens}: must be at least 0")
+
+
+def read_documents(
+    engine: Engine, documents: Sequence[Document], prompt: CitePrompt = CitePrompt(), progress: Progress | None = None
+) -> int:
+    """Put the K/V of documents into the engine's store, each behind the prompt's beginning; those there are skipped.
+
+    Args:
+        prompt: of the questions to come; other texts before the documents are another beginning.
+        progress: told of "reading documents", in documents.
+
+    Returns:
+        Tokens that were computed.
+
+    Raises:
+        ConfigError: the engine has no store.
+    """
+    computed = 0
+    for done, document in enumerate(documents, 1):
+        computed += _stored(engine, document, prompt).computed
+        if progress is not None:
+            progress("reading documents", done, len(documents))
+    return computed
+
+
+def prefill_documents(
+    engine: Engine,
+    whole: Prompt,
+    documents: Sequence[Document],
+    blocks: DocumentBlocks = DocumentBlocks(),
+    *,
+    prompt: CitePrompt = CitePrompt(),
+    policy: Policy | None = None,
+) -> Prefilled:
+    """Read a question about documents, on their stored K/V as far as `blocks` says. Those not stored are read first.
+
+    What blocks do not fit reads the prompt as usual: models with sliding windows, with a rotation that depends on the
+    prompt's length or that ragkv does not know, and policies that need all queries.
+
+    Args:
+        whole: `prompt.messages(question, documents)`, encoded.
+
+    Raises:
+        ConfigError: the engine has no store.
+    """
+    model, policy = engine.model, policy or engine.policy
+    rotations = rotations_of(model)
+    if not documents or rotations is None or getattr(policy, "needs_all_queries", False):
+        return prefill(model, whole, policy, store=engine.store)
+    stored = [_stored(engine, document, prompt) for document in documents]
+    texts = [span for span in whole.spans if span.kind == "document"]
+    pieces = [piece for each, text in zip(stored, texts, strict=True) for piece in each.pieces(text)]
+    first = [(text.start, min(text.end, text.start + blocks.first_tokens)) for text in texts]
+    inside = [(text.start, text.end) for text in texts]
+    read = read_on_pieces(model, whole, policy, pieces, rotations, first, inside, blocks.recompute)
+    read.cache_creation_tokens = sum(each.computed for each in stored)
+    return read
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """What a store has of a document.
+
+    Attributes:
+        prefix: of the prompt of the document alone, up to the end of its text.
+        start: of the text in that prompt.
+        computed: tokens that had to be read now.
+    """
+
+    prefix: Prefix
+    start: int
+    computed: int
+
+    def pieces(self, text: Span) -> Iterator[Piece]:
+        """The text for its place in another prompt; and what stands before the first one, which is the same in both."""
+        yield Piece(self.prefix.blocks, self.start, text.start, self.prefix.length - self.start)
+        if text.document == 1:
+            yield Piece(self.prefix.blocks, 0, 0, self.start)
+
+
+def _stored(engine: Engine, document: Document, prompt: CitePrompt) -> _Stored:
+    if engine.store is None:
+        raise ConfigError("document blocks live in a store: give the engine one, as in Engine(loaded, store=KVStore())")
+    alone = encode_chat(engine.tokenizer, prompt.messages("?", [document]))
+    text = next(span for span in alone.spans if span.kind == "document")
+    store, ids = engine.store.with_tails(), alone.ids[: text.end]
+    prefix = store.longest_prefix(engine.model, ids)
+    if prefix.length == len(ids):
+        return _Stored(prefix, text.start, 0)
+    read = prefill(engine.model, Prompt(ids), FullKV(), store=store)
+    prefix = store.longest_prefix(engine.model, ids)
+    if prefix.length < len(ids):
+        raise ConfigError(f"the store has no room for a document of {len(ids)} tokens: raise its bounds")
+    return _Stored(prefix, text.start, read.length - read.cache_read_tokens)

@@ -1,0 +1,177 @@
+"""Blocks of documents: exact where they must be, an approximation that recomputation takes back elsewhere."""
+
+import pytest
+import torch
+
+from conftest import EngineOf
+from ragkv.answer import ask
+from ragkv.cache import compressible
+from ragkv.chat import Prompt, encode_chat
+from ragkv.config import SamplingParams
+from ragkv.document_blocks import DocumentBlocks, prefill_documents, read_documents
+from ragkv.documents import Document
+from ragkv.engine import Engine
+from ragkv.errors import ConfigError
+from ragkv.kv_store import KVStore
+from ragkv.kv_store.blend import best_voted
+from ragkv.policies import H2O, FullKV, Policy, SnapKV
+from ragkv.prefill import Prefilled, prefill
+from ragkv.prompt import CitePrompt
+from tiny import ARCHITECTURES, tiny_engine
+
+PROMPT = CitePrompt(system="Answer.", rules="Cite.", examples="")
+DOCUMENTS = [Document(f"d{n}", f"Text {n} names the answer {n * 7}. " * (2 + n), f"Title {n}") for n in range(4)]
+SNAPKV = SnapKV(120, 16)
+NOTHING, USUAL, ALL = DocumentBlocks(0.0, 0), DocumentBlocks(), DocumentBlocks(1.0)
+FITTING = [name for name in ARCHITECTURES if not name.endswith(("-sliding", "dynamic-rope", "longrope", "gemma3"))]
+
+
+def _engine(base: Engine, block_size: int = 16) -> Engine:
+    return Engine(base.loaded, SNAPKV, store=KVStore(10**9, block_size=block_size))
+
+
+def _read(
+    engine: Engine,
+    documents: list[Document],
+    blocks: DocumentBlocks = USUAL,
+    policy: Policy = SNAPKV,
+) -> tuple[Prompt, Prefilled]:
+    whole = encode_chat(engine.tokenizer, PROMPT.messages("Who?", documents))
+    return whole, prefill_documents(engine, whole, documents, blocks, prompt=PROMPT, policy=policy)
+
+
+@pytest.mark.parametrize("name", FITTING)
+def test_recomputing_all_is_exact(engine_of: EngineOf, name: str) -> None:
+    engine = _engine(engine_of(name))
+    whole, read = _read(engine, DOCUMENTS, ALL)
+    fresh = prefill(engine.model, whole, SNAPKV)
+    torch.testing.assert_close(read.logits, fresh.logits, rtol=1e-4, atol=1e-4)
+    for (_, mine), (_, other) in zip(compressible(read.cache), compressible(fresh.cache), strict=True):
+        assert mine.positions is not None
+        assert torch.equal(mine.positions, other.positions)
+        torch.testing.assert_close(mine.keys, other.keys, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", FITTING)
+def test_keys_move_to_where_a_fresh_prefill_has_them(engine_of: EngineOf, name: str) -> None:
+    """Keys of the first layer depend on token and position alone, so moved ones must be those of a fresh prefill."""
+    engine = _engine(engine_of(name))
+    documents = [DOCUMENTS[n] for n in (2, 0, 3, 1)]
+    whole, read = _read(engine, documents, NOTHING, FullKV())
+    fresh = prefill(engine.model, whole, FullKV())
+    assert read.cache_read_tokens > len(whole) // 2
+    torch.testing.assert_close(read.cache.layers[0].keys, fresh.cache.layers[0].keys, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(read.cache.layers[0].values, fresh.cache.layers[0].values, rtol=1e-4, atol=1e-4)
+    assert (read.cache.layers[2].keys - fresh.cache.layers[2].keys).abs().max() > 0.01  # what makes it approximate
+
+
+def test_a_document_alone_is_exact(engine_of: EngineOf) -> None:
+    """It stands where it was read."""
+    engine = _engine(engine_of("qwen3"))
+    whole, read = _read(engine, DOCUMENTS[:1], NOTHING)
+    fresh = prefill(engine.model, whole, SNAPKV)
+    text = next(span for span in whole.spans if span.kind == "document")
+    assert read.cache_read_tokens == text.end
+    torch.testing.assert_close(read.logits, fresh.logits, rtol=1e-4, atol=1e-4)
+
+
+def test_the_window_is_computed_even_where_it_begins_in_a_document(engine_of: EngineOf) -> None:
+    engine, bare = _engine(engine_of("llama")), CitePrompt(system="", rules="", examples="")
+    whole = encode_chat(engine.tokenizer, bare.messages("Who?", [DOCUMENTS[3]]))
+    for window_size in (8, 60):
+        policy = SnapKV(80, window_size)
+        read = prefill_documents(engine, whole, [DOCUMENTS[3]], NOTHING, prompt=bare, policy=policy)
+        fresh = prefill(engine.model, whole, policy)
+        assert 0 < read.cache_read_tokens <= len(whole) - window_size
+        torch.testing.assert_close(read.logits, fresh.logits, rtol=1e-4, atol=1e-4)
+        for (_, mine), (_, other) in zip(compressible(read.cache), compressible(fresh.cache), strict=True):
+            assert mine.positions is not None
+            assert torch.equal(mine.positions, other.positions)
+
+
+def test_the_best_voted_are_chosen_among_the_eligible() -> None:
+    fresh = torch.tensor([True, False, False, False, False, True, False, False])
+    chosen = best_voted(torch.tensor([9.0, 1, 5, 3, 8, 9]), fresh, [(0, 4), (5, 8)], 0.4)
+    assert chosen.nonzero().flatten().tolist() == [1, 2, 3]  # three of seven; 4 is not eligible, 6 and 7 have no vote
+
+
+def test_recomputation_takes_the_error_back(engine_of: EngineOf) -> None:
+    engine, errors, read_tokens = _engine(engine_of("llama")), [], []
+    for share in (0.0, 0.3, 0.6, 1.0):
+        blocks = DocumentBlocks(share, 0)
+        whole, read = _read(engine, DOCUMENTS, blocks, FullKV())
+        fresh = prefill(engine.model, whole, FullKV())
+        pairs = zip(read.cache.layers, fresh.cache.layers, strict=True)
+        errors.append(sum(float((mine.values - other.values).norm()) for mine, other in pairs))
+        read_tokens.append(read.cache_read_tokens)
+    assert errors == sorted(errors, reverse=True)
+    assert errors[0] > 1 > 1e-2 > errors[-1]
+    assert read_tokens == sorted(read_tokens, reverse=True)
+
+
+def test_documents_are_read_once_in_any_set_and_order(engine_of: EngineOf) -> None:
+    engine, told = _engine(engine_of("llama")), list[tuple[str, int, int]]()
+    computed = read_documents(engine, DOCUMENTS[:3], PROMPT, lambda *progress: told.append(progress))
+    assert computed > 0
+    assert told == [("reading documents", n, 3) for n in (1, 2, 3)]
+    assert read_documents(engine, DOCUMENTS[:3], PROMPT) == 0
+    _, read = _read(engine, [DOCUMENTS[2], DOCUMENTS[0]])
+    assert read.cache_creation_tokens == 0
+    _, read = _read(engine, [DOCUMENTS[3], DOCUMENTS[0]])
+    assert 0 < read.cache_creation_tokens < computed
+
+
+def test_replies_go_on_from_blocks(engine_of: EngineOf) -> None:
+    """Decoding appends, compressed or not."""
+    engine = _engine(engine_of("qwen2"))
+    for policy in (SNAPKV, FullKV()):
+        whole, read = _read(engine, DOCUMENTS, ALL, policy)
+        reply = engine.reply(whole, read, SamplingParams(max_tokens=12))
+        expected = Engine(engine.loaded, policy).generate([whole], SamplingParams(max_tokens=12))[0]
+        assert reply.tokens == expected.tokens
+
+
+@pytest.mark.parametrize("name", ["gemma3", "mistral-sliding", "llama-dynamic-rope", "phi3-longrope"])
+def test_models_that_blocks_do_not_fit_read_the_prompt(engine_of: EngineOf, name: str) -> None:
+    engine = _engine(engine_of(name))
+    whole, read = _read(engine, DOCUMENTS, NOTHING)
+    torch.testing.assert_close(read.logits, prefill(engine.model, whole, SNAPKV).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_policies_that_need_all_queries_read_the_prompt(engine_of: EngineOf) -> None:
+    engine = _engine(engine_of("llama"))
+    whole, read = _read(engine, DOCUMENTS, NOTHING, H2O(120))
+    assert read.cache_read_tokens == 0
+    torch.testing.assert_close(read.logits, prefill(engine.model, whole, H2O(120)).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_no_documents_and_no_store(engine_of: EngineOf) -> None:
+    engine = _engine(engine_of("llama"))
+    whole, read = _read(engine, [])
+    assert read.length == len(whole)
+    with pytest.raises(ConfigError, match="document blocks live in a store"):
+        _read(tiny_engine(), DOCUMENTS)
+
+
+def test_answers_on_blocks(engine_of: EngineOf) -> None:
+    """With all recomputed it is the usual answer; the costs are those of the blocks."""
+    engine, sampling = _engine(engine_of("llama")), SamplingParams(max_tokens=8)
+    usual = ask(engine, "Who?", DOCUMENTS, sampling, prompt=PROMPT)
+    exact = ask(engine, "Who?", DOCUMENTS, sampling, prompt=PROMPT, blocks=ALL)
+    assert (exact.text, exact.documents) == (usual.text, usual.documents)
+    stats = ask(engine, "Who?", DOCUMENTS[::-1], sampling, prompt=PROMPT, blocks=NOTHING).stats
+    assert stats.cache_read_tokens > stats.prompt_tokens // 2
+    assert stats.cache_creation_tokens == 0
+    assert (stats.kept_tokens, stats.ttft_s > 0) == (120, True)
+
+
+def test_a_store_without_room_is_named(engine_of: EngineOf) -> None:
+    engine = Engine(engine_of("llama").loaded, SNAPKV, store=KVStore(100, block_size=16))
+    with pytest.raises(ConfigError, match="the store has no room for a document of"):
+        _read(engine, DOCUMENTS)
+
+
+@pytest.mark.parametrize(("values", "message"), [((-0.1, 0), "recompute=-0.1"), ((0.5, -1), "first_tokens=-1")])
+def test_bounds(values: tuple[float, int], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        DocumentBlocks(*values)
