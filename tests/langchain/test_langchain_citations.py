@@ -188,7 +188,10 @@ class TestWithChatSnapKV:
     def test_documents_beyond_context_tokens_are_left_out_and_named(self, shelf: Shelf, loads: list[str]) -> None:
         llm = ChatSnapKV(model="tiny", max_tokens=2)
         needed = ChatSnapKV.get_num_tokens(llm, "[1] Ann\nAnn wrote the question.\n\n")
-        for bound in (llm.bind(context_tokens=needed + 2), ChatSnapKV(model="tiny", context_tokens=needed + 2)):
+        for bound in (
+            llm.bind(context_tokens=needed + 2),
+            ChatSnapKV(model="tiny", max_tokens=2, context_tokens=needed + 2),
+        ):
             answer = create_cited_answer_chain(bound, shelf).invoke("Who?")
             assert (answer.sources, answer.dropped_documents) == (SOURCES[:1], SOURCES[1:])
         with pytest.raises(PromptTooLong, match="context_tokens=3"):
