@@ -6,11 +6,13 @@ from typing import Literal, get_args
 
 from ragkv.chat import Prompt, encode_chat
 from ragkv.citations import find_markers, split_valid
+from ragkv.cite_grammar import citation_constraint
 from ragkv.config import SamplingParams
 from ragkv.document_blocks import DocumentBlocks, prefill_documents
 from ragkv.documents import Document
 from ragkv.engine import Completion, Engine, FinishReason, Stats
 from ragkv.errors import ConfigError, PromptTooLong
+from ragkv.grammar import GrammarConstraint
 from ragkv.ordering import PopularFirst
 from ragkv.policies import Policy
 from ragkv.prefill import LayerCallback, Prefilled
@@ -64,6 +66,7 @@ def ask(
     on_overflow: Overflow = "error",
     order: PopularFirst | None = None,
     blocks: DocumentBlocks | None = None,
+    must_cite: bool = False,
 ) -> Answer:
     """Answer a question from documents (best first); see `stream_answer`."""
     chunks = stream_answer(
@@ -76,6 +79,7 @@ def ask(
         on_overflow=on_overflow,
         order=order,
         blocks=blocks,
+        must_cite=must_cite,
     )
     return next(chunk.answer for chunk in chunks if chunk.answer is not None)
 
@@ -91,6 +95,7 @@ def stream_answer(
     on_overflow: Overflow = "error",
     order: PopularFirst | None = None,
     blocks: DocumentBlocks | None = None,
+    must_cite: bool = False,
     on_layer: LayerCallback | None = None,
 ) -> Iterator[AnswerChunk]:
     """Answer a question from documents, yielding text as it is made.
@@ -105,9 +110,11 @@ def stream_answer(
             earlier ones and an engine with a store reads less of them.
         blocks: read the documents one by one, once each, and join their K/V: approximate, and for an engine with a
             store; see `ragkv.document_blocks`. None reads the prompt as it is.
+        must_cite: hold the reply to the form of the prompt by a grammar, for models that do not keep to it by
+            themselves: the answer in a line, then documents that are there. A custom `prompt` must ask for that form.
 
     Raises:
-        ConfigError: the question is empty, or `on_overflow` is neither of the two.
+        ConfigError: the question is empty, `on_overflow` is neither of the two, or there is nothing to cite.
         PromptTooLong: the documents do not fit and may not be dropped, or the question alone does not fit.
     """
     if on_overflow not in get_args(Overflow):
@@ -121,9 +128,16 @@ def stream_answer(
         return prefill_documents(engine, whole, kept, blocks or DocumentBlocks(), prompt=prompt, policy=policy)
 
     read = None if blocks is None else on_blocks
-    for chunk in engine.stream(encoded, sampling, policy=policy, on_layer=on_layer, read=read):
+    constraint = _constraint(engine, kept) if must_cite else None
+    for chunk in engine.stream(
+        encoded, sampling, policy=policy, constraints=[constraint], on_layer=on_layer, read=read
+    ):
         done = chunk.completion
         yield AnswerChunk(chunk.text, None if done is None else _answer(done, tuple(kept), dropped))
+
+
+def _constraint(engine: Engine, documents: Sequence[Document]) -> GrammarConstraint:
+    return citation_constraint(engine.tokenizer, documents, eos_token_ids=engine.loaded.eos_token_ids)
 
 
 def _answer(completion: Completion, documents: tuple[Document, ...], dropped: tuple[Document, ...]) -> Answer:

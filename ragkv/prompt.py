@@ -65,8 +65,7 @@ class CitePrompt:
             raise ConfigError("the question is empty: ask something")
         segments = [Segment("Documents:\n\n", "instruction")]
         for number, document in enumerate(documents, start=1):
-            title = f" {_one_line(document.title)}" if document.title else ""
-            segments.append(Segment(f"[{number}]{title}\n", "header", number))
+            segments.append(Segment(heading(number, document) + "\n", "header", number))
             segments.append(Segment(document.text.strip() + "\n\n", "document", number))
         guidance = "\n\n".join(part for part in (self.rules, self.examples) if part)
         segments += [
@@ -78,8 +77,9 @@ class CitePrompt:
         return [*system, {"role": "user", "content": segments}]
 
 
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
+def heading(number: int, document: Document) -> str:
+    """A document's number and title, in one line."""
+    return " ".join([f"[{number}]", *document.title.split()])
 
 
 def answer_alone(reply: str) -> str:

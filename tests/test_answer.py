@@ -35,7 +35,7 @@ class Saying(Engine):
         self._ids = [*tiny_tokenizer().encode(text, add_special_tokens=False), 2]
 
     def stream(self, prompts, *args, **options):  # type: ignore[no-untyped-def, override]
-        return super().stream(prompts, *args, constraints=[_Script(list(self._ids))], **options)
+        return super().stream(prompts, *args, **{**options, "constraints": [_Script(list(self._ids))]})
 
 
 class _Script:

@@ -39,6 +39,7 @@ def ask(
     kernel_size: options.KernelSizeOption = None,
     pooling: options.PoolingOption = None,
     kv_dir: options.KVDirOption = None,
+    must_cite: options.MustCiteOption = False,
     max_tokens: options.MaxTokensOption = options.MAX_TOKENS,
     temperature: options.TemperatureOption = 0.0,
     seed: options.SeedOption = None,
@@ -62,7 +63,9 @@ def ask(
         temperature=temperature,
         seed=seed,
     )
-    chunks = _chunks(paths, question, chosen, skip_unreadable=skip_unreadable, on_overflow=on_overflow)
+    chunks = _chunks(
+        paths, question, chosen, skip_unreadable=skip_unreadable, on_overflow=on_overflow, must_cite=must_cite
+    )
     if as_json:
         write(json.dumps(to_json(_last(chunks), model)) + "\n")
     else:
@@ -70,7 +73,13 @@ def ask(
 
 
 def _chunks(
-    paths: Sequence[str], question: str, chosen: "ChatOptions", *, skip_unreadable: bool, on_overflow: "Overflow"
+    paths: Sequence[str],
+    question: str,
+    chosen: "ChatOptions",
+    *,
+    skip_unreadable: bool,
+    on_overflow: "Overflow",
+    must_cite: bool,
 ) -> "Iterator[AnswerChunk]":
     """The answer as it is made; on return the prompt has been read and the progress bars are done."""
     check_model(chosen.model)
@@ -87,6 +96,7 @@ def _chunks(
             documents,
             chosen.sampling(),
             on_overflow=on_overflow,
+            must_cite=must_cite,
             on_layer=progress.stage("prefill"),
         )
         try:

@@ -87,6 +87,9 @@ KVDirOption = Annotated[
     ),
 ]
 
+MustCiteOption = Annotated[
+    bool, typer.Option("--must-cite", help="Hold small models to the form of a cited answer.", rich_help_panel=_REPLY)
+]
 MaxTokensOption = Annotated[int, typer.Option(help="Most tokens to write.", rich_help_panel=_REPLY)]
 TemperatureOption = Annotated[
     float, typer.Option(help="0 takes the likeliest token, more is more random.", rich_help_panel=_REPLY)

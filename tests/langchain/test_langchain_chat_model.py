@@ -250,7 +250,7 @@ class TestMessages:
         through[-1].content += " Be brief."
         assert isinstance(to_ragkv(through)[-1]["content"], str)
         marked = [segment for segment in messages[-1]["content"] if isinstance(segment, Segment)]
-        assert {segment.kind for segment in marked} == {"instruction", "header", "document", "question"}
+        assert {segment.kind for segment in marked} == {"instruction", "header", "document", "question", "reply"}
 
 
 class TestBookkeeping:

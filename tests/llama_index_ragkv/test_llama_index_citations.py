@@ -69,7 +69,7 @@ def test_prompt_keeps_its_marks(tiny: ChatSnapKV, say: Say) -> None:
         texts.setdefault(span.kind, []).append(tokenizer.decode(seen[0].ids[span.start : span.end]))
     assert texts["header"] == ["[1] First\n", "[2] Second\n", "[3]\n"]
     assert texts["document"][1] == "year: 1999\n\nFact 2 is here.\n\n"  # the title stands in the header alone
-    assert texts["question"] == ["Question: What is so?\nAnswer:"]
+    assert texts["question"] == ["Question: What is so?"]
     assert [span.document for span in seen[0].spans if span.kind == "document"] == [1, 2, 3]
 
 

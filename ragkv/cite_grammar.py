@@ -1,0 +1,37 @@
+"""The form of a cited answer as a grammar: one line with the answer, one that names documents which are there.
+
+A model too small to keep to the form of the citing prompt does so under it: no citation is missing, and none invalid.
+That a document is named says that the model chose it, not that it is right.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+from ragkv.documents import Document
+from ragkv.errors import ConfigError
+from ragkv.grammar import GrammarConstraint
+from ragkv.prompt import SOURCES_LABEL, heading
+
+MOST_SOURCES = 8
+
+
+def citation_constraint(
+    tokenizer: PreTrainedTokenizerBase, documents: Sequence[Document], *, eos_token_ids: Iterable[int] | None = None
+) -> GrammarConstraint:
+    """The reply is an answer without brackets, a line end, and 1 to 8 documents by number and title.
+
+    Args:
+        documents: those of the prompt, in its order.
+
+    Raises:
+        ConfigError: there are no documents.
+        MissingExtra: llguidance is not installed.
+    """
+    if not documents:
+        raise ConfigError("must_cite=True without documents: there is nothing to cite")
+    sources = " | ".join(json.dumps(f" {heading(n, document)}") for n, document in enumerate(documents, 1))
+    label = json.dumps(f"\n{SOURCES_LABEL}")
+    grammar = f"start: ANSWER {label} source{{1,{MOST_SOURCES}}}\nANSWER: /[^\\n\\[\\]]+/\nsource: {sources}\n"
+    return GrammarConstraint(tokenizer, grammar, eos_token_ids)
