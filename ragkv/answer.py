@@ -10,13 +10,14 @@ from ragkv.cite_grammar import citation_constraint
 from ragkv.config import SamplingParams
 from ragkv.document_blocks import DocumentBlocks, prefill_documents
 from ragkv.documents import Document
-from ragkv.engine import Completion, Engine, FinishReason, Stats
+from ragkv.engine import Engine
 from ragkv.errors import ConfigError, PromptTooLong
 from ragkv.grammar import GrammarConstraint
 from ragkv.ordering import PopularFirst
 from ragkv.policies import Policy
 from ragkv.prefill import LayerCallback, Prefilled
 from ragkv.prompt import CitePrompt
+from ragkv.reply import Completion, FinishReason, Stats
 
 Overflow = Literal["error", "drop_documents"]
 

@@ -12,11 +12,12 @@ from typing import Any, Literal
 from ragkv.chat import Prompt, encode_chat
 from ragkv.config import SamplingParams
 from ragkv.deadline import limited
-from ragkv.engine import Chunk, Completion, Engine, Stats
+from ragkv.engine import Engine
 from ragkv.errors import ConfigError
 from ragkv.grammar import json_object_constraint, json_schema_constraint
 from ragkv.messages import Message
 from ragkv.policies import Policy
+from ragkv.reply import Chunk, Completion, Stats
 from ragkv.sampling import Constraint
 from ragkv.streaming.threads import StreamingMemory
 from ragkv.structured import add_instruction, response_schema_instruction

@@ -7,8 +7,7 @@ An engine holds no state between requests; threads may share one.
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
@@ -17,66 +16,17 @@ from ragkv.cache import joinable
 from ragkv.chat import Prompt
 from ragkv.config import SamplingParams
 from ragkv.decode import Decoder
-from ragkv.detokenize import TextStream
 from ragkv.errors import Cancelled, ConfigError, PromptTooLong
 from ragkv.kv_store import KVStore
 from ragkv.models import LoadedModel, load
 from ragkv.policies import Policy, SnapKV, StreamingLLM
 from ragkv.prefill import LayerCallback, Prefilled, prefill
 from ragkv.progress import Progress
-from ragkv.sampling import Constraint, Sampler
+from ragkv.reply import Chunk, Completion, Reply
+from ragkv.sampling import Constraint
 
 if TYPE_CHECKING:
     from ragkv.streaming.session import Session
-
-FinishReason = Literal["stop", "length", "cancelled"]
-
-
-@dataclass(frozen=True)
-class Stats:
-    """What a reply cost.
-
-    Attributes:
-        prompt_tokens, completion_tokens: tokens read and written; the end-of-sequence token counts as written.
-        ttft_s: seconds from the call to this reply's first token.
-        decode_tokens_per_s: after the first token; 0 if there was only one.
-        kv_bytes_full, kv_bytes_kept: bytes of the prompt's K/V before and after compression.
-        kept_tokens: entries kept per KV head of a full-attention layer.
-        window_size: length of the observation window.
-        unprotected_tokens: tokens of instructions or document headers that the budget had no room to protect.
-        cache_read_tokens, cache_creation_tokens: tokens of the prompt whose K/V the store had, and those it got.
-    """
-
-    prompt_tokens: int
-    completion_tokens: int
-    ttft_s: float
-    decode_tokens_per_s: float
-    kv_bytes_full: int
-    kv_bytes_kept: int
-    kept_tokens: int
-    window_size: int
-    unprotected_tokens: int
-    cache_read_tokens: int = 0
-    cache_creation_tokens: int = 0
-
-
-@dataclass(frozen=True)
-class Completion:
-    """A whole reply. `tokens` are all that were generated; `text` ends before a stop string or control token."""
-
-    text: str
-    tokens: tuple[int, ...]
-    finish_reason: FinishReason
-    stats: Stats
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """A step of the reply to prompt number `row`: its new text, and the completion once the reply has ended."""
-
-    row: int
-    text: str
-    completion: Completion | None = None
 
 
 class Engine:
@@ -164,8 +114,8 @@ class Engine:
             policy: for this call instead of the engine's own.
             constraints: grammars that the replies must follow, one entry per prompt.
             on_layer: told of the progress of each prefill.
-            read: reads the prompts in another way than `ragkv.prefill.prefill`, such as on blocks of documents.
             on_prefilled: shown each row's number and its prompt as read and compressed, before decoding changes it.
+            read: reads the prompts in another way than `ragkv.prefill.prefill`, such as on blocks of documents.
             cancel: when set, every unfinished reply ends with finish_reason "cancelled" before its next token.
 
         Raises:
@@ -177,7 +127,7 @@ class Engine:
         for prompt, option in zip(prompts, options, strict=True):
             self._check_length(prompt, option)
         replies = [
-            _Reply(row, self, prompt, option, constraint)
+            Reply(row, self.loaded, prompt, option, constraint)
             for row, (prompt, option, constraint) in enumerate(
                 zip(prompts, options, constraints or [None] * len(prompts), strict=True)
             )
@@ -200,7 +150,7 @@ class Engine:
             PromptTooLong: the prompt and `max_tokens` do not fit into the model's context.
         """
         self._check_length(prompt, sampling)
-        reply = _Reply(0, self, prompt, sampling, constraint)
+        reply = Reply(0, self.loaded, prompt, sampling, constraint)
         reply.prefilled = prefilled
         chunks = self._decode([reply], threading.Event(), time.perf_counter())
         return next(chunk.completion for chunk in chunks if chunk.completion is not None)
@@ -234,7 +184,7 @@ class Engine:
 
     def _run(
         self,
-        replies: list["_Reply"],
+        replies: list[Reply],
         policy: Policy,
         on_layer: LayerCallback | None,
         on_prefilled: Callable[[int, Prefilled], None] | None,
@@ -262,7 +212,7 @@ class Engine:
         for batch in batches:
             yield from self._decode(batch, cancel, started)
 
-    def _decode(self, running: list["_Reply"], cancel: threading.Event, started: float) -> Iterator[Chunk]:
+    def _decode(self, running: list[Reply], cancel: threading.Event, started: float) -> Iterator[Chunk]:
         decoder = Decoder(self.model, [reply.prefilled for reply in running])
         while running:
             if cancel.is_set():
@@ -276,63 +226,3 @@ class Engine:
             running = [running[row] for row in going_on]
             if running:
                 decoder.step([reply.tokens[-1] for reply in running])
-
-
-class _Reply:
-    """One reply while it is being made."""
-
-    prefilled: Prefilled
-
-    def __init__(
-        self,
-        row: int,
-        engine: Engine,
-        prompt: Prompt,
-        sampling: SamplingParams,
-        constraint: Constraint | None,
-    ) -> None:
-        self.row, self.prompt = row, prompt
-        self.sampler = Sampler(sampling, prompt.ids, constraint)
-        self.tokens: list[int] = []
-        self.finish_reason: FinishReason | None = None
-        self._text = TextStream(engine.tokenizer, sampling.stop, strip_start=prompt.begun)
-        self._max_tokens, self._eos = sampling.max_tokens, engine.loaded.eos_token_ids
-        self._first_token_at = self._last_token_at = 0.0
-
-    def push(self, token: int, started: float) -> Chunk:
-        """Take the next token; the chunk carries the completion if it is the last one."""
-        self._last_token_at = time.perf_counter()
-        self._first_token_at = self._first_token_at or self._last_token_at
-        self.tokens.append(token)
-        text = "" if token in self._eos else self._text.push(token)
-        if token in self._eos or self._text.stopped:
-            return self.end("stop", started, text)
-        if len(self.tokens) == self._max_tokens:
-            return self.end("length", started, text)
-        return Chunk(self.row, text)
-
-    def end(self, reason: FinishReason, started: float, text: str = "") -> Chunk:
-        """Show what was held back and sum up. A stop string that only the end reveals counts as one."""
-        text += self._text.finish()
-        self.finish_reason = "stop" if self._text.stopped else reason
-        return Chunk(
-            self.row,
-            text,
-            Completion(self._text.text, tuple(self.tokens), self.finish_reason, self._stats(started)),
-        )
-
-    def _stats(self, started: float) -> Stats:
-        decoding = self._last_token_at - self._first_token_at
-        return Stats(
-            prompt_tokens=len(self.prompt),
-            completion_tokens=len(self.tokens),
-            ttft_s=max(0.0, self._first_token_at - started),
-            decode_tokens_per_s=(len(self.tokens) - 1) / decoding if decoding else 0.0,
-            kv_bytes_full=self.prefilled.kv_bytes_full,
-            kv_bytes_kept=self.prefilled.kv_bytes_kept,
-            kept_tokens=self.prefilled.kept_tokens,
-            window_size=self.prefilled.window_size,
-            unprotected_tokens=self.prefilled.unprotected_tokens,
-            cache_read_tokens=self.prefilled.cache_read_tokens,
-            cache_creation_tokens=self.prefilled.cache_creation_tokens,
-        )

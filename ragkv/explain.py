@@ -17,10 +17,11 @@ from ragkv.citations import find_markers, split_valid
 from ragkv.config import SamplingParams
 from ragkv.detokenize import TextStream
 from ragkv.documents import Document
-from ragkv.engine import Engine, Stats
+from ragkv.engine import Engine
 from ragkv.policies import Policy
 from ragkv.prefill import LayerCallback
 from ragkv.prompt import CitePrompt
+from ragkv.reply import Stats
 from ragkv.survival import kept_masks
 
 

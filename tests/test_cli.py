@@ -21,9 +21,10 @@ from ragkv.cli.ask import ask
 from ragkv.cli.output import ProgressBars, printable, trimmed
 from ragkv.documents import Document
 from ragkv.embedding import Vectors
-from ragkv.engine import Chunk, Completion, Engine, Stats
+from ragkv.engine import Engine
 from ragkv.errors import RagkvError
 from ragkv.progress import Progress
+from ragkv.reply import Chunk, Completion, Stats
 from tiny import tiny_engine
 
 ENGINE = api.ChatOptions.engine

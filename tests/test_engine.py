@@ -14,11 +14,12 @@ import reference
 from conftest import EngineOf
 from ragkv.chat import Prompt, Span
 from ragkv.config import SamplingParams
-from ragkv.engine import Chunk, Completion, Engine
+from ragkv.engine import Engine
 from ragkv.errors import Cancelled, ConfigError, PromptTooLong
 from ragkv.kv_store import KVStore
 from ragkv.models import LoadedModel
 from ragkv.policies import FullKV, Policy, SnapKV, StreamingLLM
+from ragkv.reply import Chunk, Completion
 from tiny import ARCHITECTURES, FULL_LENGTH, plain_model, random_prompt, tiny_engine, tiny_model, tiny_tokenizer
 
 SNAPKV = SnapKV(40, 8)

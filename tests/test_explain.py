@@ -14,13 +14,14 @@ from ragkv.cache import CompressibleLayer, compressible
 from ragkv.chat import encode_chat, encode_untrusted
 from ragkv.config import SamplingParams
 from ragkv.documents import Document
-from ragkv.engine import Engine, Stats
+from ragkv.engine import Engine
 from ragkv.errors import ConfigError, PromptTooLong
 from ragkv.explain import Explanation, KeptDocument, Piece, explain, kept_counts, text_pieces
 from ragkv.explain_page import level, render, runs
 from ragkv.policies import FullKV, SnapKV
 from ragkv.prefill import prefill
 from ragkv.prompt import CitePrompt
+from ragkv.reply import Stats
 from tiny import tiny_engine, tiny_tokenizer
 
 PLAIN = CitePrompt(system="", rules="Answer.", examples="")

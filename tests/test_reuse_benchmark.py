@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from conftest import EngineOf
-from ragkv.engine import Stats
 from ragkv.errors import ConfigError
 from ragkv.policies import SnapKV
+from ragkv.reply import Stats
 from ragkv_evals.cli import app
 from ragkv_evals.reuse import MODES, Cell, measure
 from ragkv_evals.reuse_command import markdown_table, rows

@@ -13,10 +13,11 @@ from tempfile import TemporaryDirectory
 
 from ragkv.chat import Prompt, Span
 from ragkv.config import SamplingParams
-from ragkv.engine import Engine, Stats
+from ragkv.engine import Engine
 from ragkv.kv_store import KVStore
 from ragkv.models import LoadedModel
 from ragkv.policies import Policy
+from ragkv.reply import Stats
 from ragkv_evals import peak_memory
 
 MODES = ("no store", "first question", "second question, memory", "after a restart, disk")

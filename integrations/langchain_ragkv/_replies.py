@@ -78,7 +78,7 @@ def _usage(reply: ChatReply) -> UsageMetadata:
 
 
 def _response_metadata(reply: ChatReply, model_name: str) -> dict[str, Any]:
-    """Who answered, why it ended, and `ragkv.engine.Stats` but for the counts that are usage."""
+    """Who answered, why it ended, and `ragkv.reply.Stats` but for the counts that are usage."""
     stats = asdict(reply.stats)
     del stats["prompt_tokens"], stats["completion_tokens"]
     about = {"model_name": model_name, "model_provider": "ragkv", "finish_reason": reply.finish_reason}

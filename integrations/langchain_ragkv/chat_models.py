@@ -85,7 +85,7 @@ class ChatSnapKV(ThreadedChatModel):
 
     Response metadata:
         `usage_metadata` counts tokens, those whose K/V were reused included. `response_metadata` has model_name,
-        finish_reason ("stop", "length" or "tool_calls") and what `ragkv.engine.Stats` says: ttft_s and so on.
+        finish_reason ("stop", "length" or "tool_calls") and what `ragkv.reply.Stats` says: ttft_s and so on.
     """
 
     def _generate(

@@ -12,7 +12,7 @@ from ragkv.cli.output import one_line, say, stderr
 
 if TYPE_CHECKING:
     from ragkv.answer import Answer
-    from ragkv.engine import Stats
+    from ragkv.reply import Stats
 
 
 def report(answer: "Answer") -> None:

@@ -20,11 +20,12 @@ from torch import Tensor
 from ragkv.cache import kv_bytes
 from ragkv.chat import Prompt, encode_untrusted
 from ragkv.config import SamplingParams
-from ragkv.engine import Chunk, Completion, Engine, _Reply
+from ragkv.engine import Engine
 from ragkv.errors import ConfigError, PromptTooLong
 from ragkv.messages import Message
 from ragkv.policies import StreamingLLM
 from ragkv.prefill import Prefilled
+from ragkv.reply import Chunk, Completion, Reply
 from ragkv.sampling import Constraint
 from ragkv.streaming.cache import Layout, StreamingCache
 from ragkv.streaming.compress_turn import read_compressed
@@ -288,7 +289,7 @@ class Session:
             self._catch_up(earlier, spare, cancel)
             logits = self._read_turn(prompt, self._kept(prompt), cancel)
             state.recalled = tuple(dict.fromkeys(each.turn for each in recalled))
-            reply, text = _Reply(0, self.engine, prompt, sampling, constraint), ""
+            reply, text = Reply(0, self.engine.loaded, prompt, sampling, constraint), ""
             reply.prefilled = self._prefilled(logits)
             try:
                 while reply.finish_reason is None:

@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from transformers import PreTrainedModel
 
 from ragkv.config import SamplingParams
-from ragkv.engine import Chunk, Engine
+from ragkv.engine import Engine
 from ragkv.errors import ConfigError
 from ragkv.messages import Message
 from ragkv.policies import StreamingLLM
+from ragkv.reply import Chunk
 from ragkv.sampling import Constraint
 from ragkv.streaming.cache import Layout
 from ragkv.streaming.exchanges import text_of

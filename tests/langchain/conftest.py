@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from langchain_ragkv import ChatSnapKV
-from ragkv.engine import Chunk, Engine
+from ragkv.engine import Engine
 from ragkv.models import LoadedModel
+from ragkv.reply import Chunk
 from ragkv.sampling import Sampler
 
 EngineOf = Callable[[str], Engine]

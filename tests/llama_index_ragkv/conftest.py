@@ -9,7 +9,8 @@ import torch
 
 from llama_index.llms.ragkv import ChatSnapKV
 from ragkv.chat import Prompt
-from ragkv.engine import Chunk, Completion, Engine, Stats
+from ragkv.engine import Engine
+from ragkv.reply import Chunk, Completion, Stats
 from tiny import SPECIAL_TOKENS, plain_model, tiny_tokenizer
 
 QWEN = "qwen2.5-coder-0.5b"

@@ -43,7 +43,7 @@ class ChatSnapKV(PredictsByGrammar, OptionFields):
     Tool calling: `llm.predict_and_call(tools, "...", tool_required=True)`
     Structured output: `llm.structured_predict(Output, prompt)`, `llm.as_structured_llm(Output)`
     Citations: `CitedAnswerSynthesizer(llm)`
-    Response metadata: `response.additional_kwargs` counts tokens, `response.raw` has `ragkv.engine.Stats`.
+    Response metadata: `response.additional_kwargs` counts tokens, `response.raw` has `ragkv.reply.Stats`.
 
     Long conversations: `ChatSnapKV(memory=StreamingMemory(...))` reads only what is new in a chat's history, on a cache
     of constant size for each `thread_id`, or for each history that goes on.
