@@ -1,6 +1,7 @@
 """Fixtures that the whole suite shares: tiny models are built once, and one thread each is fastest for them."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from functools import cache
 
 import pytest
@@ -40,3 +41,12 @@ def engine_of() -> EngineOf:
 @pytest.fixture(scope="session")
 def tokenizer() -> PreTrainedTokenizerFast:
     return tiny_tokenizer()
+
+
+@pytest.fixture
+def cores_to_spare() -> Iterator[None]:
+    """Tiny models want one thread; a packaged one wants all cores that no other worker of the run needs."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
+    yield
+    torch.set_num_threads(1)

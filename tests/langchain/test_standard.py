@@ -1,11 +1,9 @@
 """LangChain's own suites for chat models, on a packaged model: no test is overridden, none is expected to fail."""
 
-import os
 from importlib import import_module
 from typing import Any
 
 import pytest
-import torch
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 from langchain_tests.unit_tests import ChatModelUnitTests
 
@@ -36,16 +34,8 @@ class TestChatSnapKVUnit(ChatModelUnitTests):
         return {"RAGKV_MODEL": MODEL}, {}, {"model": MODEL}
 
 
+@pytest.mark.usefixtures("cores_to_spare")
 class TestChatSnapKVIntegration(ChatModelIntegrationTests):
-    @pytest.fixture(autouse=True, scope="class")
-    @classmethod
-    def _all_cores(cls) -> Any:
-        """The suite's tiny models want one thread; this one wants all."""
-        threads = torch.get_num_threads()
-        torch.set_num_threads(os.cpu_count() or threads)
-        yield
-        torch.set_num_threads(threads)
-
     @property
     def chat_model_class(self) -> type[ChatSnapKV]:
         return ChatSnapKV
