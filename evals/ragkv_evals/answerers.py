@@ -9,13 +9,13 @@ from torch import Tensor
 
 from ragkv.chat import Prompt
 from ragkv.compare import prefill_many
+from ragkv.config import SamplingParams
 from ragkv.engine import Engine
 from ragkv.errors import PromptTooLong, RagkvError
 from ragkv.policies import FullKV, Policy
 from ragkv.prefill import Prefilled
 from ragkv.survival import kept_masks, survival
 from ragkv_evals import peak_memory
-from ragkv_evals.decoding import decode
 from ragkv_evals.gold_tokens import answer_ranges, document_ranges, gold_ranges, shaded, shares
 from ragkv_evals.prompts import PromptCounter, encode
 from ragkv_evals.records import Outcome
@@ -44,6 +44,7 @@ class _Read:
     """An example's prompt as read under one policy.
 
     Attributes:
+        prompt: what was read.
         whole: the prompt with all documents, even if fewer were read.
         masks: what is left of it, as from `ragkv.survival.kept_masks`.
         budget: what should be left per KV head, averaged over layers.
@@ -51,6 +52,7 @@ class _Read:
     """
 
     policy: str
+    prompt: Prompt
     whole: Prompt
     prefilled: Prefilled
     masks: Sequence[Tensor]
@@ -92,14 +94,14 @@ class EngineAnswerer:
         read, ttft_s = self._prefill(whole, list(policies.values()))
         for (name, policy), prefilled in zip(policies.items(), read, strict=True):
             masks = kept_masks(prefilled.cache, len(whole))
-            yield _Read(name, whole, prefilled, masks, check_kept(name, policy, masks), ttft_s)
+            yield _Read(name, whole, whole, prefilled, masks, check_kept(name, policy, masks), ttft_s)
             prefilled.cache.layers.clear()
 
     def _truncated(self, example: Example, whole: Prompt, name: str, shorter: Truncation) -> _Read:
         left = truncated(example, shorter.max_prompt, self.counter)
         prompt = encode(self._engine.tokenizer, left)
         (prefilled,), ttft_s = self._prefill(prompt, [FullKV()])
-        return _Read(name, whole, prefilled, [kept_mask(whole, len(left.documents))], len(prompt), ttft_s)
+        return _Read(name, prompt, whole, prefilled, [kept_mask(whole, len(left.documents))], len(prompt), ttft_s)
 
     def _prefill(self, prompt: Prompt, policies: Sequence[Policy]) -> tuple[list[Prefilled], float]:
         """One cache for each policy, and the seconds until the first token is known."""
@@ -110,7 +112,7 @@ class EngineAnswerer:
         return read, time.perf_counter() - started
 
     def _outcome(self, example: Example, read: _Read, max_tokens: int) -> Outcome:
-        done = decode(self._engine, read.prefilled, max_tokens)
+        done = self._engine.reply(read.prompt, read.prefilled, SamplingParams(max_tokens=max_tokens))
         gold = gold_ranges(read.whole, example)
         answers = answer_ranges(self._engine.tokenizer, read.whole, example)
         documents = document_ranges(read.whole).values()
@@ -119,7 +121,7 @@ class EngineAnswerer:
             reply=done.text.strip(),
             finish_reason=done.finish_reason,
             prompt_tokens=read.prefilled.length,
-            completion_tokens=done.tokens,
+            completion_tokens=done.stats.completion_tokens,
             budget=read.budget,
             kept_tokens=kept_per_head(read.masks),
             gold_survival=survival(read.masks, gold).mean_share if gold else None,
@@ -128,7 +130,7 @@ class EngineAnswerer:
             gold_kept=shaded(self._engine.tokenizer, read.whole, read.masks, gold[:MOST_SHADED]),
             unprotected_tokens=read.prefilled.unprotected_tokens,
             ttft_s=read.ttft_s,
-            decode_tokens_per_s=done.tokens_per_s,
+            decode_tokens_per_s=done.stats.decode_tokens_per_s,
             kv_bytes_full=read.prefilled.kv_bytes_full,
             kv_bytes_kept=read.prefilled.kv_bytes_kept,
             peak_memory_bytes=peak_memory.peak(self._device),

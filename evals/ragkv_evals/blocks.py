@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from ragkv.config import SamplingParams
 from ragkv.document_blocks import DocumentBlocks, prefill_documents, read_documents
 from ragkv.engine import Engine
 from ragkv.errors import ConfigError
@@ -14,7 +15,6 @@ from ragkv.kv_store import KVStore
 from ragkv.models import LoadedModel
 from ragkv.policies import FullKV, SnapKV
 from ragkv.prefill import Prefilled, prefill
-from ragkv_evals.decoding import decode
 from ragkv_evals.prompts import encode
 from ragkv_evals.tasks.base import Example
 
@@ -71,5 +71,5 @@ def answer(
         int(prefilled.logits.argmax())  # waits for a GPU
         ttft_s = time.perf_counter() - started
         computed = len(whole) - prefilled.cache_read_tokens
-        reply = decode(engine, prefilled, max_tokens).text.strip()
+        reply = engine.reply(whole, prefilled, SamplingParams(max_tokens=max_tokens)).text.strip()
         yield Answered(example.id, mode, share, reply, score(example, reply), ttft_s, len(whole), computed)
