@@ -45,8 +45,7 @@ class ChatSnapKV(PredictsByGrammar, OptionFields):
     Citations: `CitedAnswerSynthesizer(llm)`
     Response metadata: `response.additional_kwargs` counts tokens, `response.raw` has `ragkv.reply.Stats`.
 
-    Long conversations: `ChatSnapKV(memory=StreamingMemory(...))` reads only what is new in a chat's history, on a cache
-    of constant size for each `thread_id`, or for each history that goes on.
+    Long conversations: `ChatSnapKV(memory=StreamingMemory(...))` reads only what is new, on a cache of constant size.
 
     Every option, and `tools`, `tool_choice`, `allow_parallel_tool_calls`, `response_format`, `strict` and `thread_id`,
     can also be given to a single call. A name that is neither is an error.
