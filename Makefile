@@ -8,7 +8,7 @@ SAMPLE := evals/ragkv_evals/data/hotpotqa_sample.jsonl
 
 MODEL ?= qwen2.5-coder-1.5b
 TOKENS ?= 20000
-QUESTION ?= Where are Teide National Park and Garajonay National Park located?
+QUESTION ?= The Polar Bear and Daiquiri are both examples of what?
 
 # Without a GPU the CPU build of torch is enough; with one, pip chooses.
 CONSTRAINT := $(if $(shell command -v nvidia-smi),,-c constraints/cpu.txt)

@@ -125,8 +125,9 @@ def stream_answer(
     if order is not None:
         order.count([document.id for document in kept])
 
-    def on_blocks(whole: Prompt) -> Prefilled:
-        return prefill_documents(engine, whole, kept, blocks or DocumentBlocks(), prompt=prompt, policy=policy)
+    def on_blocks(whole: Prompt, watch: LayerCallback) -> Prefilled:
+        chosen = blocks or DocumentBlocks()
+        return prefill_documents(engine, whole, kept, chosen, prompt=prompt, policy=policy, on_layer=watch)
 
     read = None if blocks is None else on_blocks
     constraint = _constraint(engine, kept) if must_cite else None

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from ragkv.attention import AttentionObserver, implementation_name
-from ragkv.cache import compressible, new_cache
+from ragkv.cache import compressible, kv_bytes, new_cache
 from ragkv.errors import ModelError
 
 
@@ -92,6 +92,13 @@ def _probe(model: PreTrainedModel, name: str) -> None:
     missing = sorted(layers.keys() - seen)
     if missing:
         raise ModelError(f"{name} cannot be served: the attention of its layers {missing} cannot be observed")
+
+
+def bytes_per_token(model: PreTrainedModel) -> int:
+    """Bytes of K/V that the model makes of one token, in all layers."""
+    cache, token = new_cache(model.config), torch.zeros(1, 1, dtype=torch.long, device=model.device)
+    forward(model, token, cache, token)
+    return kv_bytes(cache)
 
 
 def rope_depends_on_length(model: PreTrainedModel) -> bool:

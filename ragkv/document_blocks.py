@@ -8,15 +8,16 @@ attention (CacheBlend, arXiv 2405.16444, with SnapKV's votes; EPIC, arXiv 2410.1
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from ragkv.backend import bytes_per_token
 from ragkv.chat import Prompt, Span, encode_chat
 from ragkv.documents import Document
 from ragkv.engine import Engine
 from ragkv.errors import ConfigError
 from ragkv.kv_store.blend import read_on_pieces, rotations_of
 from ragkv.kv_store.joined import Piece
-from ragkv.kv_store.store import Prefix
+from ragkv.kv_store.store import KVStore, Prefix
 from ragkv.policies import FullKV, Policy
-from ragkv.prefill import Prefilled, prefill
+from ragkv.prefill import LayerCallback, Prefilled, prefill
 from ragkv.progress import Progress
 from ragkv.prompt import CitePrompt
 
@@ -53,14 +54,32 @@ def read_documents(
         Tokens that were computed.
 
     Raises:
-        ConfigError: the engine has no store.
+        ConfigError: the engine has no store, or its model's keys cannot be moved.
     """
+    if rotations_of(engine.model) is None:
+        raise ConfigError(
+            f"the K/V of single documents cannot be joined for {engine.loaded.name}: a layer has a sliding window, or "
+            "its rotation depends on the prompt's length; its prompts are read as a whole"
+        )
     computed = 0
     for done, document in enumerate(documents, 1):
         computed += _stored(engine, document, prompt).computed
         if progress is not None:
             progress("reading documents", done, len(documents))
     return computed
+
+
+def bytes_to_store(engine: Engine, documents: Sequence[Document], prompt: CitePrompt = CitePrompt()) -> int:
+    """Bytes of K/V, as computed, that `read_documents` has yet to put into the engine's store.
+
+    Raises:
+        ConfigError: the engine has no store.
+    """
+    store, missing = _store_of(engine), 0
+    for document in documents:
+        ids, _ = _alone(engine, document, prompt)
+        missing += len(ids) - store.longest_prefix(engine.model, ids).length
+    return missing * bytes_per_token(engine.model)
 
 
 def prefill_documents(
@@ -71,6 +90,7 @@ def prefill_documents(
     *,
     prompt: CitePrompt = CitePrompt(),
     policy: Policy | None = None,
+    on_layer: LayerCallback | None = None,
 ) -> Prefilled:
     """Read a question about documents, on their stored K/V as far as `blocks` says. Those not stored are read first.
 
@@ -79,6 +99,7 @@ def prefill_documents(
 
     Args:
         whole: `prompt.messages(question, documents)`, encoded.
+        on_layer: told of the progress of each forward pass; an exception it raises ends the reading.
 
     Raises:
         ConfigError: the engine has no store.
@@ -86,13 +107,13 @@ def prefill_documents(
     model, policy = engine.model, policy or engine.policy
     rotations = rotations_of(model)
     if not documents or rotations is None or getattr(policy, "needs_all_queries", False):
-        return prefill(model, whole, policy, store=engine.store)
-    stored = [_stored(engine, document, prompt) for document in documents]
+        return prefill(model, whole, policy, on_layer=on_layer, store=engine.store)
+    stored = [_stored(engine, document, prompt, on_layer) for document in documents]
     texts = [span for span in whole.spans if span.kind == "document"]
     pieces = [piece for each, text in zip(stored, texts, strict=True) for piece in each.pieces(text)]
     first = [(text.start, min(text.end, text.start + blocks.first_tokens)) for text in texts]
     inside = [(text.start, text.end) for text in texts]
-    read = read_on_pieces(model, whole, policy, pieces, rotations, first, inside, blocks.recompute)
+    read = read_on_pieces(model, whole, policy, pieces, rotations, first, inside, blocks.recompute, on_layer)
     read.cache_creation_tokens = sum(each.computed for each in stored)
     return read
 
@@ -118,17 +139,27 @@ class _Stored:
             yield Piece(self.prefix.blocks, 0, 0, self.start)
 
 
-def _stored(engine: Engine, document: Document, prompt: CitePrompt) -> _Stored:
-    if engine.store is None:
-        raise ConfigError("document blocks live in a store: give the engine one, as in Engine(loaded, store=KVStore())")
-    alone = encode_chat(engine.tokenizer, prompt.messages("?", [document]))
-    text = next(span for span in alone.spans if span.kind == "document")
-    store, ids = engine.store.with_tails(), alone.ids[: text.end]
+def _stored(engine: Engine, document: Document, prompt: CitePrompt, on_layer: LayerCallback | None = None) -> _Stored:
+    store = _store_of(engine)
+    ids, start = _alone(engine, document, prompt)
     prefix = store.longest_prefix(engine.model, ids)
     if prefix.length == len(ids):
-        return _Stored(prefix, text.start, 0)
-    read = prefill(engine.model, Prompt(ids), FullKV(), store=store)
+        return _Stored(prefix, start, 0)
+    read = prefill(engine.model, Prompt(ids), FullKV(), on_layer=on_layer, store=store)
     prefix = store.longest_prefix(engine.model, ids)
     if prefix.length < len(ids):
         raise ConfigError(f"the store has no room for a document of {len(ids)} tokens: raise its bounds")
-    return _Stored(prefix, text.start, read.length - read.cache_read_tokens)
+    return _Stored(prefix, start, read.length - read.cache_read_tokens)
+
+
+def _store_of(engine: Engine) -> KVStore:
+    if engine.store is None:
+        raise ConfigError("document blocks live in a store: give the engine one, as in Engine(loaded, store=KVStore())")
+    return engine.store.with_tails()
+
+
+def _alone(engine: Engine, document: Document, prompt: CitePrompt) -> tuple[tuple[int, ...], int]:
+    """A prompt of the document alone, up to the end of its text, and where the text starts in it."""
+    alone = encode_chat(engine.tokenizer, prompt.messages("?", [document]))
+    text = next(span for span in alone.spans if span.kind == "document")
+    return alone.ids[: text.end], text.start

@@ -103,7 +103,7 @@ class Engine:
         constraints: Sequence[Constraint | None] | None = None,
         on_layer: LayerCallback | None = None,
         on_prefilled: Callable[[int, Prefilled], None] | None = None,
-        read: Callable[[Prompt], Prefilled] | None = None,
+        read: Callable[[Prompt, LayerCallback], Prefilled] | None = None,
         cancel: threading.Event | None = None,
     ) -> Iterator[Chunk]:
         """Generate, yielding text as it is made. Closing the iterator stops between two tokens.
@@ -115,7 +115,8 @@ class Engine:
             constraints: grammars that the replies must follow, one entry per prompt.
             on_layer: told of the progress of each prefill.
             on_prefilled: shown each row's number and its prompt as read and compressed, before decoding changes it.
-            read: reads the prompts in another way than `ragkv.prefill.prefill`, such as on blocks of documents.
+            read: reads the prompts in another way than `ragkv.prefill.prefill`, such as on blocks of documents, and
+                calls what it is given after each layer.
             cancel: when set, every unfinished reply ends with finish_reason "cancelled" before its next token.
 
         Raises:
@@ -188,7 +189,7 @@ class Engine:
         policy: Policy,
         on_layer: LayerCallback | None,
         on_prefilled: Callable[[int, Prefilled], None] | None,
-        read: Callable[[Prompt], Prefilled] | None,
+        read: Callable[[Prompt, LayerCallback], Prefilled] | None,
         cancel: threading.Event,
     ) -> Iterator[Chunk]:
         def watch(done: int, total: int) -> None:
@@ -197,13 +198,13 @@ class Engine:
             if on_layer is not None:
                 on_layer(done, total)
 
-        def prefill_as_usual(prompt: Prompt) -> Prefilled:
+        def prefill_as_usual(prompt: Prompt, on_layer: LayerCallback) -> Prefilled:
             size, store = self.prefill_chunk_size, self.store
-            return prefill(self.model, prompt, policy, chunk_size=size, on_layer=watch, store=store)
+            return prefill(self.model, prompt, policy, chunk_size=size, on_layer=on_layer, store=store)
 
         started = time.perf_counter()
         for reply in replies:
-            reply.prefilled = (read or prefill_as_usual)(reply.prompt)
+            reply.prefilled = (read or prefill_as_usual)(reply.prompt, watch)
             if on_prefilled is not None:
                 on_prefilled(reply.row, reply.prefilled)
         # A rotation that depends on length would be that of the longest row for all.

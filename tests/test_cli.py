@@ -18,6 +18,7 @@ from ragkv import registry
 from ragkv.answer import Overflow
 from ragkv.cli import main, options, sources
 from ragkv.cli.ask import ask
+from ragkv.cli.index import DISK_BYTES
 from ragkv.cli.output import ProgressBars, printable, trimmed
 from ragkv.documents import Document
 from ragkv.embedding import Vectors
@@ -324,6 +325,7 @@ def test_defaults_and_choices_are_those_of_the_api() -> None:
     assert api.ChatOptions().model == options.DEFAULT_MODEL
     assert set(get_args(options.PolicyName)) == set(get_args(api.PolicyName))
     assert get_args(get_args(signature(ask).parameters["on_overflow"].annotation)[0]) == get_args(Overflow)
+    assert api.ChatOptions().kv_disk_bytes == DISK_BYTES
 
 
 def test_models_list(cli: Cli) -> None:
@@ -384,6 +386,34 @@ class TestReuse:
         assert cli("cache", "clear", "kv").out == f"{size}\n" != "0\n"
         assert json.loads(cli("cache", "info", "kv", "--json").out)["blocks"] == 0
         assert Path("kv", "notes.txt").read_text() == "mine"
+
+    def test_passages_are_read_once_and_joined_later(self, cli: Cli, folder: str, real: None) -> None:
+        call = ("index", folder, "--out", "saved", "--with-kv", "kv")
+        run = cli(*call)
+        assert (run.code, run.out) == (0, "saved\n")
+        announced = re.search(r"about ([\d.]+ \w+) to compute", run.err)
+        assert announced
+        assert not announced[1].startswith("0 ")
+        tokens = json.loads(cli("cache", "info", "kv", "--json").out)["created_tokens"]
+        assert tokens > 0
+        assert "about 0 bytes to compute" in cli(*call).err
+        run = cli("ask", "saved", QUESTION, "--kv-dir", "kv", "--recompute", "0", "--max-tokens", "2")
+        reused = re.search(r"of them not read again +([\d,]+)", run.err)
+        assert run.code == 0
+        assert reused
+        assert json.loads(cli("cache", "info", "kv", "--json").out)["created_tokens"] == tokens
+
+    def test_passages_that_do_not_fit_are_refused_before_they_are_read(self, cli: Cli, folder: str, real: None) -> None:
+        run = cli("index", folder, "--out", "saved", "--with-kv", "kv", "--kv-disk-bytes", "1000")
+        assert run.code == 2
+        assert "--kv-disk-bytes 1000 is too small" in run.err
+        assert not Path("kv").exists()
+        assert Path("saved").is_dir()
+
+    def test_joining_needs_a_folder(self, cli: Cli, folder: str) -> None:
+        run = cli("ask", folder, QUESTION, "--recompute", "0.2")
+        assert run.code == 2
+        assert "--kv-dir" in run.err
 
     @pytest.mark.parametrize("command", ["info", "clear"])
     def test_a_folder_that_is_not_there(self, cli: Cli, command: str) -> None:

@@ -8,7 +8,7 @@ from ragkv.answer import ask
 from ragkv.cache import compressible
 from ragkv.chat import Prompt, encode_chat
 from ragkv.config import SamplingParams
-from ragkv.document_blocks import DocumentBlocks, prefill_documents, read_documents
+from ragkv.document_blocks import DocumentBlocks, bytes_to_store, prefill_documents, read_documents
 from ragkv.documents import Document
 from ragkv.engine import Engine
 from ragkv.errors import ConfigError
@@ -143,6 +143,43 @@ def test_policies_that_need_all_queries_read_the_prompt(engine_of: EngineOf) -> 
     whole, read = _read(engine, DOCUMENTS, NOTHING, H2O(120))
     assert read.cache_read_tokens == 0
     torch.testing.assert_close(read.logits, prefill(engine.model, whole, H2O(120)).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_documents_are_not_read_for_a_model_that_cannot_use_them(engine_of: EngineOf) -> None:
+    with pytest.raises(ConfigError, match="cannot be joined"):
+        read_documents(_engine(engine_of("gemma3")), DOCUMENTS, PROMPT)
+
+
+def test_bytes_are_known_beforehand(engine_of: EngineOf) -> None:
+    engine = _engine(engine_of("llama"))
+    assert engine.store is not None
+    missing = [bytes_to_store(engine, DOCUMENTS, PROMPT)]
+    for document in DOCUMENTS:
+        before = engine.store.info().nbytes
+        read_documents(engine, [document], PROMPT)
+        missing.append(bytes_to_store(engine, DOCUMENTS, PROMPT))
+        # What documents share at their beginning is held once.
+        assert missing[-2] - missing[-1] >= engine.store.info().nbytes - before > 0
+    assert missing[-1] == 0
+
+
+def test_reading_shows_progress_and_can_be_stopped(engine_of: EngineOf) -> None:
+    engine, told = _engine(engine_of("llama")), list[tuple[int, int]]()
+    whole = encode_chat(engine.tokenizer, PROMPT.messages("Who?", DOCUMENTS[:2]))
+
+    def watch(done: int, total: int) -> None:
+        told.append((done, total))
+        if len(told) == 11:
+            raise KeyboardInterrupt
+
+    def read() -> Prefilled:
+        return prefill_documents(engine, whole, DOCUMENTS[:2], prompt=PROMPT, policy=SNAPKV, on_layer=watch)
+
+    with pytest.raises(KeyboardInterrupt):
+        read()
+    assert told == [(1, 3), (2, 3), (3, 3)] * 3 + [(1, 3), (2, 3)]  # two documents, the votes, what is computed anew
+    assert read().cache_creation_tokens == 0  # both documents were kept
+    assert told[11:] == [(1, 3), (2, 3), (3, 3)] * 2
 
 
 def test_no_documents_and_no_store(engine_of: EngineOf) -> None:

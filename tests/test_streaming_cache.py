@@ -28,12 +28,10 @@ from reference import greedy, run
 from streaming_reference import ReferenceStream
 from tiny import _BASE, ARCHITECTURES, FULL_LENGTH, VOCABULARY, random_prompt
 
-ORIGINAL = {"original_max_position_embeddings": 64}
 SINKS, WINDOW = 4, 16  # 20 tokens are less than the sliding window of 24
 
 Llama = partial(LlamaConfig, **_BASE)
 MORE: dict[str, PreTrainedConfig] = {
-    "yarn": Llama(rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, **ORIGINAL}),
     "linear": Llama(rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}),
     # Half of each head is rotated, in neighbouring pairs.
     "glm": GlmConfig(**_BASE, head_dim=16, partial_rotary_factor=0.5, attention_bias=False),

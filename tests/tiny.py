@@ -76,6 +76,15 @@ ARCHITECTURES: dict[str, Callable[[], PreTrainedConfig]] = {
             "original_max_position_embeddings": 64,
         },
     ),
+    "llama-yarn": lambda: LlamaConfig(
+        **_BASE,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 16.0,
+            "original_max_position_embeddings": 64,
+        },
+    ),
     "llama-dynamic-rope": lambda: LlamaConfig(
         **{**_BASE, "max_position_embeddings": 64},
         rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 16.0},

@@ -240,10 +240,10 @@ def measure(
 
 
 def _in_turn(cells: Sequence[Cell], variants: int, shift: int) -> Iterator[Cell]:
-    """Length by length; who begins within a length changes with `shift`."""
-    for start in range(0, len(cells), variants):
+    """Length by length; who begins within a length changes with `shift` and from one length to the next."""
+    for length, start in enumerate(range(0, len(cells), variants)):
         for turn in range(variants):
-            yield cells[start + (turn + shift) % variants]
+            yield cells[start + (turn + shift + length) % variants]
 
 
 def _forget(cells: Sequence[Cell]) -> None:

@@ -39,6 +39,7 @@ def ask(
     kernel_size: options.KernelSizeOption = None,
     pooling: options.PoolingOption = None,
     kv_dir: options.KVDirOption = None,
+    recompute: options.RecomputeOption = None,
     must_cite: options.MustCiteOption = False,
     max_tokens: options.MaxTokensOption = options.MAX_TOKENS,
     temperature: options.TemperatureOption = 0.0,
@@ -46,6 +47,7 @@ def ask(
 ) -> None:
     """Answer a question from documents, and cite them."""
     options.check_question(question)
+    options.check_recompute(recompute, kv_dir)
     check_paths(paths)
     chosen = options.chosen(
         policy,
@@ -64,7 +66,13 @@ def ask(
         seed=seed,
     )
     chunks = _chunks(
-        paths, question, chosen, skip_unreadable=skip_unreadable, on_overflow=on_overflow, must_cite=must_cite
+        paths,
+        question,
+        chosen,
+        skip_unreadable=skip_unreadable,
+        on_overflow=on_overflow,
+        recompute=recompute,
+        must_cite=must_cite,
     )
     if as_json:
         write(json.dumps(to_json(_last(chunks), model)) + "\n")
@@ -79,12 +87,14 @@ def _chunks(
     *,
     skip_unreadable: bool,
     on_overflow: "Overflow",
+    recompute: float | None,
     must_cite: bool,
 ) -> "Iterator[AnswerChunk]":
     """The answer as it is made; on return the prompt has been read and the progress bars are done."""
     check_model(chosen.model)
     quieten()
     from ragkv.answer import stream_answer
+    from ragkv.document_blocks import DocumentBlocks
 
     with ProgressBars() as progress:
         index = open_index(paths, progress, skip_unreadable=skip_unreadable)
@@ -96,6 +106,7 @@ def _chunks(
             documents,
             chosen.sampling(),
             on_overflow=on_overflow,
+            blocks=None if recompute is None else DocumentBlocks(recompute),
             must_cite=must_cite,
             on_layer=progress.stage("prefill"),
         )

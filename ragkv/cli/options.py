@@ -87,6 +87,17 @@ KVDirOption = Annotated[
     ),
 ]
 
+RecomputeOption = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        max=1,
+        help="Join the K/V of single documents in --kv-dir, and compute this share of their tokens anew: approximate.",
+        rich_help_panel=_CACHE,
+        show_default="read the prompt as it is",
+    ),
+]
+
 MustCiteOption = Annotated[
     bool, typer.Option("--must-cite", help="Hold small models to the form of a cited answer.", rich_help_panel=_REPLY)
 ]
@@ -129,6 +140,15 @@ def check_question(question: str) -> None:
         raise ConfigError(f"the question is not UTF-8 text (character {error.start}): check the terminal") from error
     if is_path(question):
         raise ConfigError(f"no question: {question!r} is a path; put the question behind the paths, in quotes")
+
+
+def check_recompute(recompute: float | None, kv_dir: str | None) -> None:
+    """Raise ConfigError for documents that are to be joined without a folder that has them."""
+    if recompute is not None and kv_dir is None:
+        raise ConfigError(
+            "--recompute joins the K/V of single documents: name their folder with --kv-dir, which "
+            "`ragkv index --with-kv` fills"
+        )
 
 
 def is_path(argument: str) -> bool:

@@ -15,7 +15,7 @@ from ragkv.chat import Prompt
 from ragkv.errors import ModelError
 from ragkv.kv_store.joined import JoinedLayer, Piece, fill_from
 from ragkv.policies import Policy, SnapKV
-from ragkv.prefill import Prefilled, PrefillObserver
+from ragkv.prefill import LayerCallback, Prefilled, PrefillObserver
 from ragkv.scoring import pool_votes, window_votes
 from ragkv.selection import Span
 from ragkv.streaming.rotation import Rotation, find_rotations
@@ -33,12 +33,14 @@ def read_on_pieces(
     anew: Sequence[Span],
     eligible: Sequence[Span],
     share: float,
+    on_layer: LayerCallback | None = None,
 ) -> Prefilled:
     """Read and compress a prompt of which only some tokens are computed: those that no piece has, and chosen ones.
 
     Args:
         anew: spans to compute whatever the pieces have.
         eligible: spans of which this `share` of the tokens, those with the highest votes, is computed, too.
+        on_layer: told of the progress of each pass: there are two if anything is voted for.
     """
     window_size = SnapKV().observation_window(prompt.question_tokens)
     fresh = torch.ones(len(prompt), dtype=torch.bool)
@@ -49,11 +51,11 @@ def read_on_pieces(
     for start, end in [*anew, (max(0, len(prompt) - windows), len(prompt))]:
         fresh[start:end] = True
     if share:
-        votes = _Votes(_joined(model, prompt, pieces, rotations, fresh), len(prompt), window_size)
+        votes = _Votes(_joined(model, prompt, pieces, rotations, fresh), len(prompt), window_size, on_layer)
         _forward(model, prompt, votes.cache, fresh, votes)
         fresh = fresh | best_voted(votes.total.cpu(), fresh, eligible, share)
     cache = _joined(model, prompt, pieces, rotations, fresh)
-    observer = PrefillObserver(cache, policy, prompt)
+    observer = PrefillObserver(cache, policy, prompt, on_layer)
     read = observer.prefilled(_forward(model, prompt, cache, fresh, observer))
     read.cache_read_tokens = len(prompt) - int(fresh.sum())
     return read
@@ -99,14 +101,16 @@ def _forward(
 class _Votes:
     """Adds up what the question's tokens look at, over all layers; `total` is (length - window_size,)."""
 
-    def __init__(self, cache: Cache, length: int, window_size: int) -> None:
-        self.cache, self._window_size = cache, window_size
+    def __init__(self, cache: Cache, length: int, window_size: int, on_layer: LayerCallback | None) -> None:
+        self.cache, self._window_size, self._on_layer = cache, window_size, on_layer
         self.total = torch.zeros(length - window_size)
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> None:
         votes = window_votes(query, key, scaling, self._window_size)
         self.total = self.total.to(key.device) + pool_votes(votes, _KERNEL_SIZE).mean(dim=1)[0]
         self.cache.layers[layer].reset()
+        if self._on_layer is not None:
+            self._on_layer(layer + 1, len(self.cache))
 
 
 def best_voted(votes: Tensor, fresh: Tensor, eligible: Sequence[Span], share: float) -> Tensor:
