@@ -15,6 +15,7 @@ from ragkv.compare import prefill_many
 from ragkv.config import SamplingParams
 from ragkv.decode import Decoder
 from ragkv.errors import PromptTooLong
+from ragkv.kv_store import KVStore
 from ragkv.policies import H2O, AdaKV, FullKV, Observation, Policy, PyramidKV, RandomKV, SnapKV, StreamingLLM
 from ragkv.prefill import Prefilled, prefill
 from tiny import ARCHITECTURES, random_prompt
@@ -51,6 +52,29 @@ def test_each_policy_keeps_what_it_keeps_alone(model_of: ModelOf, name: str) -> 
             if isinstance(layer, CompressibleLayer):
                 assert (layer.positions is None) == (other.positions is None)
                 assert layer.positions is None or torch.equal(layer.positions, other.positions)
+
+
+@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if "dynamic" not in name and "longrope" not in name])
+def test_a_store_has_the_beginning(model_of: ModelOf, name: str) -> None:
+    """The second question about a text reads its end alone, and each policy keeps what it keeps without a store."""
+    store, policies = KVStore(10**8, block_size=16), [FullKV(), SnapKV(40, 8), StreamingLLM(3, 30)]
+    other = Prompt((*PROMPT.ids[:80], *random_prompt(20, seed=5).ids))
+    assert {read.cache_read_tokens for read in prefill_many(model_of(name), other, policies, store=store)} == {0}
+    together = prefill_many(model_of(name), PROMPT, policies, store=store)
+    for policy, mine in zip(policies, together, strict=True):
+        alone = prefill(model_of(name), PROMPT, policy)
+        assert _facts(mine) == {**_facts(alone), "cache_read_tokens": 64, "cache_creation_tokens": 16}
+        torch.testing.assert_close(mine.logits, alone.logits, rtol=1e-4, atol=1e-4)
+        for layer, fresh in zip(_parts(mine), _parts(alone), strict=True):
+            torch.testing.assert_close(layer.keys, fresh.keys, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(layer.values, fresh.values, rtol=1e-4, atol=1e-4)
+
+
+def test_policies_that_need_all_queries_read_all(model_of: ModelOf) -> None:
+    store = KVStore(10**8, block_size=16)
+    for _ in range(2):
+        read = prefill_many(model_of("llama"), PROMPT, [SnapKV(40, 8), H2O(40)], store=store)
+        assert read[0].cache_read_tokens == 0
 
 
 def _parts(read: Prefilled) -> list[DynamicLayer]:

@@ -174,7 +174,7 @@ def test_the_question_before_a_tool_result_decides_what_is_kept(
 ) -> None:
     asked = []
     monkeypatch.setattr(
-        "ragkv.streaming.session.read_compressed",
+        "ragkv.streaming.reading.read_compressed",
         lambda model, cache, prompt, question, *rest: (
             asked.append(engine.tokenizer.decode(question)),
             read_compressed(model, cache, prompt, question, *rest),

@@ -107,7 +107,7 @@ class EngineAnswerer:
         """One cache for each policy, and the seconds until the first token is known."""
         peak_memory.reset(self._device)
         started = time.perf_counter()
-        read = prefill_many(self._engine.model, prompt, policies)
+        read = prefill_many(self._engine.model, prompt, policies, store=self._engine.store)
         read[0].logits.argmax().item()  # waits for a GPU
         return read, time.perf_counter() - started
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ragkv.engine import Engine
 from ragkv.errors import PromptTooLong
+from ragkv.kv_store import KVStore
 from ragkv.models import load
 from ragkv_evals.answerers import Answerer, EngineAnswerer
 from ragkv_evals.config import RunConfig
@@ -15,6 +16,8 @@ from ragkv_evals.records import Record
 from ragkv_evals.tasks import TASKS
 from ragkv_evals.tasks.base import Cases, Example, Layout, Task
 from ragkv_evals.variants import FULL
+
+SHARED_BYTES = 4 * 2**30  # of K/V: room for one set of the longest prompts
 
 Work = tuple[Job, tuple[str, ...], str | None]
 """An example, the policies that it still needs, and the reply of the full cache if that is there."""
@@ -44,7 +47,8 @@ class Answering:
         Raises:
             PromptTooLong: a length is more than the model can read.
         """
-        engine = Engine(load(config.model, device=device, dtype=config.dtype))
+        store = KVStore(SHARED_BYTES) if config.shared_sets else None
+        engine = Engine(load(config.model, device=device, dtype=config.dtype), store=store)
         context, longest = engine.loaded.context_length, max(config.context_tokens, default=0)
         if longest + config.max_tokens > context:
             raise PromptTooLong(
@@ -61,7 +65,8 @@ class Answering:
     def example(self, job: Job) -> Example:
         """The job's case laid out."""
         return self.cases.build(
-            job.index, Layout(job.context_tokens, job.depth, self.config.seed, self.answerer.counter)
+            job.index,
+            Layout(job.context_tokens, job.depth, self.config.seed, self.answerer.counter, self.config.shared_sets),
         )
 
     def in_turn(self, work: Sequence[Work]) -> Iterator[Record | Done]:

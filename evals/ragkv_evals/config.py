@@ -28,6 +28,7 @@ class RunConfig:
         max_tokens: most tokens of a reply.
         shard: (i, n): every n-th example from the i-th on, i from 1.
         prompt_hash: of the texts around documents and question.
+        shared_sets: whether questions share document sets, which are then read once.
     """
 
     task: str
@@ -43,6 +44,7 @@ class RunConfig:
     max_tokens: int
     shard: tuple[int, int]
     prompt_hash: str
+    shared_sets: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """As it stands in config.json."""

@@ -1,6 +1,5 @@
 """Which examples a run answers, in which order, and how long the rest will take."""
 
-import random
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -8,6 +7,7 @@ from statistics import fmean
 
 from ragkv_evals.config import RunConfig
 from ragkv_evals.records import key
+from ragkv_evals.tasks.question import drawn
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,10 @@ def plan(ids: Sequence[str], config: RunConfig) -> list[Job]:
 
     A smaller limit draws the first of the cases that a larger one draws.
     """
-    drawn = random.Random(config.seed).sample(range(len(ids)), len(ids))[: config.limit]  # noqa: S311
     first, shards = config.shard
     return [
         Job(index, ids[index], context_tokens, depth)
-        for index in drawn[first - 1 :: shards]
+        for index in drawn(len(ids), config.seed)[: config.limit][first - 1 :: shards]
         for context_tokens in config.context_tokens or (None,)
         for depth in config.depths or (None,)
     ]

@@ -51,6 +51,9 @@ def command_for(task: Task) -> Callable[..., None]:
         shard: Annotated[str, typer.Option(help="Only the i-th of n parts of the cases, as i/n.")] = "1/1",
         dtype: Annotated[str | None, typer.Option(help="bfloat16, float16 or float32.", show_default="fastest")] = None,
         device: Annotated[str | None, typer.Option(help="Such as cpu or cuda:0.", show_default="GPU if any")] = None,
+        shared_sets: Annotated[
+            bool, typer.Option("--shared-sets", help="Questions share document sets, each of which is read once.")
+        ] = False,
         ray: Annotated[bool, typer.Option("--ray", help="Spread the run over a Ray cluster.")] = False,
         ray_workers: Annotated[
             int | None, typer.Option(min=1, help="Workers on it.", show_default="one per GPU, or per machine")
@@ -58,7 +61,7 @@ def command_for(task: Task) -> Callable[..., None]:
     ) -> None:
         names, places = split_names(policies), parse_numbers("--depths", depths)
         lengths = tuple(map(int, parse_numbers("--context-tokens", context_tokens)))
-        _check_layout(task, names, lengths, places)
+        _check_layout(task, names, lengths, places, shared_sets)
         need("scipy")
         if ray:
             need("ray")
@@ -78,6 +81,7 @@ def command_for(task: Task) -> Callable[..., None]:
             max_tokens=max_tokens,
             shard=parse_shard(shard),
             prompt_hash=prompt_hash(task.prompt),
+            shared_sets=shared_sets,
         )
         check_model(model)
         quieten()
@@ -104,7 +108,14 @@ def conclude(records: Sequence[Record], task: Task, config: RunConfig, out: Path
     write_result({"config": config.to_json(), "cells": cells}, "metrics", out)
 
 
-def _check_layout(task: Task, names: tuple[str, ...], lengths: tuple[int, ...], depths: tuple[float, ...]) -> None:
+def _check_layout(
+    task: Task, names: tuple[str, ...], lengths: tuple[int, ...], depths: tuple[float, ...], shared_sets: bool
+) -> None:
+    if shared_sets and (not task.has_documents or not lengths or depths):
+        raise ConfigError(
+            "--shared-sets puts the documents of several questions into one prompt: it needs a task with documents and "
+            "--context-tokens, and no --depths"
+        )
     if not task.has_layout and (lengths or depths):
         raise ConfigError(
             f"--context-tokens and --depths mean nothing to {task.name}, whose file fixes both: leave them out"

@@ -9,39 +9,23 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from functools import reduce
-from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from torch import Tensor
-
-from ragkv.cache import kv_bytes
 from ragkv.chat import Prompt, encode_untrusted
 from ragkv.config import SamplingParams
 from ragkv.engine import Engine
 from ragkv.errors import ConfigError, PromptTooLong
 from ragkv.messages import Message
 from ragkv.policies import StreamingLLM
-from ragkv.prefill import Prefilled
 from ragkv.reply import Chunk, Completion, Reply
 from ragkv.sampling import Constraint
 from ragkv.streaming.cache import Layout, StreamingCache
-from ragkv.streaming.compress_turn import read_compressed
-from ragkv.streaming.exchanges import (
-    END_OF_RECALLED,
-    RECALLED,
-    Recalled,
-    as_text,
-    exchanges,
-    last_question,
-    plain,
-    with_documents,
-    with_recalled,
-)
+from ragkv.streaming.exchanges import Recalled, exchanges, plain, with_documents, with_recalled
+from ragkv.streaming.reading import LONGEST_QUESTION, Reader, State
 from ragkv.streaming.transcript import Transcript
-from ragkv.streaming.turns import MemoryReport, Turn, Turns
+from ragkv.streaming.turns import MemoryReport, Turns
 from ragkv.streaming.window import Window
 from ragkv.tools import ToolSpec
 
@@ -49,33 +33,6 @@ if TYPE_CHECKING:
     from ragkv.streaming.long_term import ThreadMemory
 
 CHUNK_SIZE = 512
-LONGEST_QUESTION = 64  # tokens of it that vote on a tool's result
-
-
-@dataclass
-class State:
-    """What changes as a session goes on. To callers it is a snapshot, for `Session.restore` alone.
-
-    Attributes:
-        window: the cache and whose tokens are in it.
-        unread: messages that wait for the next reply.
-        base: the last exchange, behind which the chat template goes on (see `Transcript.next_base`).
-        pending: tokens at the end of the last reply that the model has not read yet.
-        recalled: numbers of the turns that the last prompt was reminded of.
-        question: what the user said last.
-    """
-
-    window: Window
-    unread: list[Message] = field(default_factory=list)
-    base: list[Message] = field(default_factory=list)
-    pending: list[int] = field(default_factory=list)
-    recalled: tuple[int, ...] = ()
-    question: str = ""
-
-    def copy(self) -> "State":
-        """One that shares nothing with this."""
-        window = Window(self.window.cache.copy(), copy.deepcopy(self.window.turns), self.window.tokens_seen)
-        return replace(self, window=window, unread=list(self.unread), base=list(self.base), pending=list(self.pending))
 
 
 class Session:
@@ -116,7 +73,7 @@ class Session:
             raise ConfigError(f"recall_tokens={recall_tokens}: must be at least 0 (0 recalls nothing)")
         if max_turn_tokens is not None and max_turn_tokens < 1:
             raise ConfigError(f"max_turn_tokens={max_turn_tokens}: must be at least 1, or None")
-        self.engine, self.memory, self.recall_tokens, self.chunk_size = engine, memory, recall_tokens, chunk_size
+        self.engine, self.recall_tokens, self.chunk_size = engine, recall_tokens, chunk_size
         self.max_turn_tokens = max_turn_tokens
         self.layout, self.transcript = layout, Transcript(engine.tokenizer, system, tuple(tools))
         self._busy = threading.Lock()
@@ -128,17 +85,23 @@ class Session:
             )
         # Turns are numbered through the life of a thread, so that one which begins anew keeps what it had.
         turns = Turns(count=0 if memory is None else memory.next_turn)
-        self._state = State(Window(StreamingCache(layout), turns))
-        self._state.window.cache.pin(pinned)
+        state = State(Window(StreamingCache(layout), turns))
+        state.window.cache.pin(pinned)
+        self._reader = Reader(engine, self.transcript, memory, chunk_size, state)
+
+    @property
+    def memory(self) -> "ThreadMemory | None":
+        """The long-term memory, if there is one."""
+        return self._reader.memory
 
     def append(self, messages: Message | Sequence[Message]) -> None:
         """Put messages behind the conversation; they are read when the next reply is made."""
         new = [messages] if isinstance(messages, Mapping) else list(messages)
-        self._state.unread += [plain(message) for message in new]
+        self._reader.state.unread += [plain(message) for message in new]
 
     def discard(self) -> None:
         """Forget the messages that wait for a reply."""
-        self._state.unread = []
+        self._reader.state.unread = []
 
     def feed(self, text: str) -> None:
         """Read a text as it is, without any chat template: one more turn, which is evicted token by token."""
@@ -146,17 +109,18 @@ class Session:
         if not ids:
             return
         with self._used():
-            self._open(self.engine.tokenizer("")["input_ids"])
-            turn = self._state.window.turns.begin(whole=False)
+            self._reader.open(self.engine.tokenizer("")["input_ids"])
+            turn = self._reader.state.window.turns.begin(whole=False)
             turn.text = text if self.memory is not None else ""
-            self._read(ids)
+            self._reader.read(ids)
 
     def read(self) -> None:
         """Read the exchanges that were appended with their replies; if they are more than the window, the newest."""
-        *whole, _ = exchanges(self._state.unread)
+        *whole, _ = exchanges(self._reader.state.unread)
         with self._used():
-            self._open([])
-            self._catch_up(whole, self._state.window.limit - len(self._state.pending), threading.Event())
+            self._reader.open([])
+            state = self._reader.state
+            self._reader.catch_up(whole, state.window.limit - len(state.pending), threading.Event())
 
     def generate(self, sampling: SamplingParams = SamplingParams(), **options: Any) -> Completion:
         """The whole reply to what was appended; options are those of `stream`."""
@@ -179,21 +143,21 @@ class Session:
             PromptTooLong: the new messages and `max_tokens` do not fit into the cache.
             Cancelled: `cancel` was set while the messages were being read; they still wait for a reply.
         """
-        state = self._state
+        state = self._reader.state
         *earlier, current = exchanges(state.unread)
         if not current:
             raise ConfigError("there is nothing to reply to: append a message first")
         base = reduce(self.transcript.next_base, earlier, state.base)
         prompt = self.transcript.added(base, with_documents(current))
         spare = self._spare(prompt, sampling)
-        if recalled := self._recall(current, min(self.recall_tokens, spare)):
+        if recalled := self._reader.recall(current, min(self.recall_tokens, spare)):
             prompt = self.transcript.added(base, with_recalled(with_documents(current), recalled))
             spare = self._spare(prompt, sampling)
         return self._reply(earlier, spare, prompt, recalled, sampling, constraint, cancel or threading.Event())
 
     def report(self) -> MemoryReport:
         """What is remembered and what was dropped, as of now."""
-        window = self._state.window
+        window = self._reader.state.window
         live = window.turns.live
         return MemoryReport(
             tokens_seen=window.tokens_seen,
@@ -204,25 +168,25 @@ class Session:
             turns=window.turns.count,
             remembered_turns=tuple(turn.number for turn in live if not turn.dropped),
             partial_turns=tuple(turn.number for turn in live if turn.dropped),
-            recalled_turns=self._state.recalled,
+            recalled_turns=self._reader.state.recalled,
         )
 
     def remembers(self, turn: int) -> bool:
         """Whether every token of turn number `turn` (from 0) is in the cache."""
-        count = self._state.window.turns.count
+        count = self._reader.state.window.turns.count
         if not 0 <= turn < count:
             raise ConfigError(f"turn={turn}: there are {count} turns, counted from 0")
-        return self._state.window.turns.remembers(turn)
+        return self._reader.state.window.turns.remembers(turn)
 
     def snapshot(self) -> State:
         """The session as it is now, for `restore`; holds a copy of the cache."""
         with self._used():
-            return self._state.copy()
+            return self._reader.state.copy()
 
     def restore(self, snapshot: State) -> None:
         """Go back to a snapshot of this session, or of a fork of it. The long-term memory keeps what it has."""
         with self._used():
-            self._state = snapshot.copy()
+            self._reader.state = snapshot.copy()
 
     def save(self, file: str | Path) -> None:
         """Write the session to one safetensors file; one that is there is replaced at once, or not at all.
@@ -233,7 +197,7 @@ class Session:
         from ragkv.streaming.session_file import write_session
 
         with self._used():
-            write_session(self, self._state, Path(file))
+            write_session(self, self._reader.state, Path(file))
 
     @classmethod
     def load(cls, engine: Engine, file: str | Path, *, memory: "ThreadMemory | None" = None) -> Self:
@@ -249,7 +213,8 @@ class Session:
     def fork(self, memory: "ThreadMemory | None" = None) -> Self:
         """A session that goes on from here on its own; it shares no long-term memory unless one is given."""
         other = copy.copy(self)
-        other._state, other._busy, other.memory = self.snapshot(), threading.Lock(), memory
+        other._busy = threading.Lock()
+        other._reader = Reader(self.engine, self.transcript, memory, self.chunk_size, self.snapshot())
         return other
 
     def _kept(self, prompt: Prompt) -> int:
@@ -258,7 +223,7 @@ class Session:
 
     def _spare(self, prompt: Prompt, sampling: SamplingParams) -> int:
         """Tokens of the window that prompt and reply leave to earlier exchanges; an error if there are less than 0."""
-        state, kept, context = self._state, self._kept(prompt), self.engine.loaded.context_length
+        state, kept, context = self._reader.state, self._kept(prompt), self.engine.loaded.context_length
         limit = state.window.limit
         if (spare := limit - len(state.pending) - kept - sampling.max_tokens) < 0:
             raise PromptTooLong(
@@ -284,120 +249,24 @@ class Session:
     ) -> Iterator[Chunk]:
         """Read earlier exchanges and the prompt, and write the reply, as one new turn."""
         with self._used():
-            started, state = time.perf_counter(), self._state
-            self._open([])
-            self._catch_up(earlier, spare, cancel)
-            logits = self._read_turn(prompt, self._kept(prompt), cancel)
+            started, state = time.perf_counter(), self._reader.state
+            self._reader.open([])
+            self._reader.catch_up(earlier, spare, cancel)
+            logits = self._reader.read_turn(prompt, self._kept(prompt), cancel)
             state.recalled = tuple(dict.fromkeys(each.turn for each in recalled))
             reply, text = Reply(0, self.engine.loaded, prompt, sampling, constraint), ""
-            reply.prefilled = self._prefilled(logits)
+            reply.prefilled = self._reader.prefilled(logits)
             try:
                 while reply.finish_reason is None:
                     if cancel.is_set():
                         chunk = reply.end("cancelled", started)
                     else:
-                        logits = self._read(reply.tokens[-1:]) if reply.tokens else logits
+                        logits = self._reader.read(reply.tokens[-1:]) if reply.tokens else logits
                         chunk = reply.push(reply.sampler(logits[0]), started)
                     text += chunk.text
                     yield chunk
             finally:
-                self._close(reply.tokens, {"role": "assistant", "content": text})
-
-    def _read_turn(self, prompt: Prompt, kept: int, cancel: threading.Event) -> Tensor:
-        """Read a prompt as a new turn, or, if that fails, leave no trace of it; what was evicted for it stays so."""
-        window = self._state.window
-        before, pending = window.tokens_seen, list(self._state.pending)
-        window.turns.begin(whole=True)
-        try:
-            if kept == len(prompt):
-                return self._read(prompt.ids, cancel)
-            return self._read_compressed(prompt, kept, cancel)
-        except BaseException:
-            window.take_back(window.tokens_seen - before)
-            window.turns.cancel()
-            self._state.pending = pending
-            raise
-
-    def _read_compressed(self, prompt: Prompt, kept: int, cancel: threading.Event) -> Tensor:
-        """Read a prompt whole, and keep what the question looks at: its own, or, behind a tool's result, the last."""
-        window, question = self._state.window, self._state.question if prompt.question_tokens is None else ""
-        if self._state.pending:
-            self._read([])
-        ids = encode_untrusted(self.engine.tokenizer, question)[-LONGEST_QUESTION:]
-        window.make_room(kept, self._dropped)
-        logits = read_compressed(self.engine.model, window.cache, prompt, ids, kept, self.chunk_size, cancel)
-        window.count(len(prompt))
-        return logits
-
-    def _close(self, tokens: Sequence[int], reply: Message) -> None:
-        """End the turn: its last token and the template's closing tokens are read with what comes next."""
-        state = self._state
-        exchange, ended = [*state.unread, reply], not tokens or tokens[-1] in self.engine.loaded.eos_token_ids
-        state.pending = [*([] if ended else tokens[-1:]), *self.transcript.closing]
-        state.base = self.transcript.next_base(state.base, exchange)
-        state.window.turns.live[-1].text = as_text(exchange) if self.memory is not None else ""
-        state.question = last_question(exchange) or state.question
-        state.unread = []
-
-    def _catch_up(self, earlier: Sequence[Sequence[Message]], spare: int, cancel: threading.Event) -> None:
-        """Take in exchanges that were held elsewhere: the newest that fit into `spare` tokens are read."""
-        state, bases = self._state, list(accumulate(earlier, self.transcript.next_base, initial=self._state.base))
-        added = [self.transcript.added(*each, reply=False).ids for each in zip(bases, earlier, strict=False)]
-        fitting = sum(total <= spare for total in accumulate(len(ids) for ids in reversed(added)))
-        if fitting < len(added):
-            state.window.make_room(state.window.limit, self._dropped)
-        for left, exchange, ids, base in zip(range(len(added), 0, -1), earlier, added, bases[1:], strict=True):
-            text = as_text(exchange) if self.memory is not None else ""
-            if left > fitting:
-                self._dropped(state.window.turns.skip(text))
-            else:
-                self._read_turn(Prompt(tuple(ids)), len(ids), cancel)
-                state.window.turns.live[-1].text = text
-            state.unread, state.base = state.unread[len(exchange) :], base
-
-    def _open(self, start: Sequence[int]) -> None:
-        """Read what comes before everything else, unless that has been done."""
-        ids = self.transcript.opening or list(start)
-        if self._state.window.tokens_seen == 0 and ids:
-            self._read(ids)
-
-    def _read(self, ids: Sequence[int], cancel: threading.Event | None = None) -> Tensor:
-        """Read what is pending and these; (1, vocabulary)."""
-        ids = [*self._state.pending, *ids]
-        logits = self._state.window.read(self.engine.model, ids, self.chunk_size, self._dropped, cancel)
-        self._state.pending = []
-        return logits
-
-    def _dropped(self, turn: Turn) -> None:
-        if self.memory is not None and turn.text:
-            self.memory.add(turn.number, turn.text)
-
-    def _recall(self, messages: Sequence[Message], budget: int) -> list[Recalled]:
-        """What the long-term memory has to say to the last question, of turns that are not in the cache."""
-        question, budget = last_question(messages), budget - self._count_tokens(RECALLED + END_OF_RECALLED)
-        if self.memory is None or budget < 1 or not question.strip():
-            return []
-        live = self._state.window.turns.live
-        before = live[0].number if live else self._state.window.turns.count
-        return self.memory.recall(question, budget, self._count_tokens, before=before)
-
-    def _count_tokens(self, text: str) -> int:
-        return len(encode_untrusted(self.engine.tokenizer, text))
-
-    def _prefilled(self, logits: Tensor) -> Prefilled:
-        """What statistics say of the cache as the reply begins."""
-        window = self._state.window
-        held = kv_bytes(window.cache)
-        return Prefilled(
-            cache=window.cache,
-            logits=logits,
-            length=window.tokens_seen,
-            window_size=0,
-            kept_tokens=len(window.cache),
-            unprotected_tokens=0,
-            kv_bytes_full=held // len(window.cache) * window.tokens_seen,
-            kv_bytes_kept=held,
-        )
+                self._reader.close(reply.tokens, {"role": "assistant", "content": text})
 
     @contextmanager
     def _used(self) -> Iterator[None]:

@@ -23,7 +23,8 @@ from ragkv.kv_store.keys import model_digest
 from ragkv.policies import StreamingLLM
 from ragkv.streaming.cache import Layout, StreamingCache
 from ragkv.streaming.long_term import ThreadMemory
-from ragkv.streaming.session import Session, State, layout_for
+from ragkv.streaming.reading import State
+from ragkv.streaming.session import Session, layout_for
 from ragkv.streaming.turns import Turn, Turns
 from ragkv.streaming.window import Window
 from ragkv.tools import ToolSpec

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from ragkv.config import SamplingParams
 from ragkv.documents import Document
 from ragkv.engine import Engine
 from ragkv.errors import PromptTooLong
+from ragkv.kv_store import KVStore
 from ragkv.policies import Policy, SnapKV
 from ragkv.policies.names import parse
 from ragkv.prefill import Prefilled
@@ -79,14 +81,29 @@ def test_replies_are_those_of_the_engine(engine: Engine) -> None:
 def test_all_policies_share_one_prefill(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
 
-    def counted(model: PreTrainedModel, prompt: Prompt, policies: Sequence[Policy]) -> list[Prefilled]:
+    def counted(model: PreTrainedModel, prompt: Prompt, policies: Sequence[Policy], **store: Any) -> list[Prefilled]:
         calls.append(len(policies))
-        return prefill_many(model, prompt, policies)
+        return prefill_many(model, prompt, policies, **store)
 
     monkeypatch.setattr(answerers, "prefill_many", counted)
     found = answers(engine, [*POLICIES, "truncate:200"])
     assert calls == [len(POLICIES), 1]
     assert len({found[name].ttft_s for name in POLICIES}) == 1
+
+
+def test_questions_about_one_set_read_it_once(engine: Engine) -> None:
+    """And are answered as if each had been read alone."""
+    names = ["full", "snapkv:96,window_size=16", "streaming:96"]
+    sharing = Engine(engine.loaded, store=KVStore(10**8, block_size=16))
+    for question in ("What says the second?", "And what says the third document?"):
+        asked = replace(example(), question=question)
+        alone = answers(engine, names, asked)
+        for name, outcome in answers(sharing, names, asked).items():
+            assert (outcome.reply, outcome.kept_tokens) == (alone[name].reply, alone[name].kept_tokens)
+            assert outcome.documents_kept == alone[name].documents_kept
+    assert sharing.store is not None
+    usage = sharing.store.info().usage
+    assert (usage.hits, usage.misses) == (1, 1)
 
 
 def test_kept_counts_are_the_budgets(engine: Engine) -> None:

@@ -43,6 +43,28 @@ def test_a_run_of_hotpotqa(tmp_path: Path, model: str) -> None:
     assert "cache_folder" not in environment
 
 
+def test_a_run_over_shared_sets(tmp_path: Path, model: str) -> None:
+    rows = [
+        {
+            "id": f"q{q}",
+            "question": f"What is {q}?",
+            "answer": str(q),
+            "type": "bridge",
+            "supporting": [[f"Title {q}-0", 0]],
+            "paragraphs": [{"title": f"Title {q}-{p}", "sentences": [f"Number {q} {p}."]} for p in range(3)],
+        }
+        for q in range(2)
+    ]
+    (tmp_path / "dev.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = ["hotpotqa", "--data", tmp_path / "dev.jsonl", "--model", model, "--max-tokens", 2, "--shared-sets"]
+    done = ragkv_eval(*command, "--context-tokens", 7000, "--policies", "full,snapkv:256", "--out", tmp_path / "out")
+    assert done.exit_code == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["config"]["shared_sets"] is True
+    records = [json.loads(line) for line in (tmp_path / "out" / "predictions.jsonl").read_text().splitlines()]
+    assert [len(record["outcome"]["documents_kept"]) for record in records] == [6] * 4
+    assert len({tuple(record["gold"]) for record in records}) == 2
+
+
 def test_a_run_of_lines_takes_the_lengths_of_its_file(tmp_path: Path, model: str) -> None:
     lines = [f"line a-{n}: REGISTER_CONTENT is <{n}>\n" for n in range(20)]
     prompt = "Record:\n\n" + "".join(lines) + "\nNow the record is over. What is in line a-3?"
@@ -80,6 +102,8 @@ def test_a_needle_grid(tmp_path: Path, model: str) -> None:
         (["hotpotqa", "--data", "no such file"], DocumentError, "cannot be read .* Leave --data out"),
         (["lines", "--context-tokens", "4096"], ConfigError, "mean nothing to lines"),
         (["needle", "--policies", "truncate:1024"], ConfigError, "truncate leaves out documents, and needle has none"),
+        (["hotpotqa", "--shared-sets"], ConfigError, "--shared-sets puts the documents of several"),
+        (["needle", "--shared-sets", "--context-tokens", "4096"], ConfigError, "it needs a task with documents"),
         (["bioasq"], DocumentError, "--data is missing. Register at"),
     ],
 )

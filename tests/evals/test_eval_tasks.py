@@ -16,6 +16,7 @@ from ragkv_evals.tasks import TASKS
 from ragkv_evals.tasks.base import Example, Layout
 from ragkv_evals.tasks.bioasq import passage
 from ragkv_evals.tasks.citation import PROMPT
+from ragkv_evals.tasks.question import drawn
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,54 @@ def hotpot_rows(questions: int, paragraphs: int = 4) -> list[dict[str, Any]]:
 
 def titles(example: Example) -> list[str]:
     return [document.title for document in example.documents]
+
+
+def shared(context_tokens: int | None, seed: int = 0) -> Layout:
+    return Layout(context_tokens, None, seed, WORDS, shared=True)
+
+
+def test_questions_share_sets_of_documents(tmp_path: Path) -> None:
+    """Ten words a paragraph, four paragraphs a question, 13 words around: three questions fit into 140 words."""
+    cases = TASKS["hotpotqa"].open(write(tmp_path / "dev.jsonl", hotpot_rows(9)))
+    examples = [cases.build(index, shared(140)) for index in range(9)]
+    sets: dict[tuple[str, ...], list[int]] = {}
+    for index, example in enumerate(examples):
+        sets.setdefault(tuple(titles(example)), []).append(index)
+        assert {titles(example)[number - 1] for number in example.gold} == {f"title {index}-1", f"title {index}-3"}
+        assert WORDS.prompt(example) <= 140
+    assert sorted(map(len, sets.values())) == [3, 3, 3]
+    order = drawn(9, 0)
+    assert sorted(map(sorted, sets.values())) == sorted(sorted(order[n : n + 3]) for n in (0, 3, 6))
+    again = TASKS["hotpotqa"].open(tmp_path / "dev.jsonl")
+    assert again.build(order[-1], shared(140)) == examples[order[-1]]  # asked for in another order
+    assert titles(again.build(0, shared(140, seed=1))) != titles(examples[0])
+
+
+def test_what_shared_sets_have_left_is_filled(tmp_path: Path) -> None:
+    cases = TASKS["hotpotqa"].open(write(tmp_path / "dev.jsonl", hotpot_rows(9)))
+    example = cases.build(0, shared(90))
+    assert len(example.documents) == 7  # one question, and three paragraphs of others
+    assert {f"title 0-{p}" for p in range(4)} < set(titles(example))
+    short = cases.build(0, shared(45))  # the gold ones, and of the others what fits
+    assert len(short.documents) == 3
+    assert {"title 0-1", "title 0-3"} < set(titles(short))
+    with pytest.raises(DocumentError, match="gold documents do not fit into --context-tokens 30"):
+        cases.build(0, shared(30))
+    with pytest.raises(DocumentError, match="shared document sets need a length"):
+        cases.build(0, shared(None))
+
+
+def test_evidence_in_other_words_is_not_shared(tmp_path: Path) -> None:
+    """Two questions over one title with another text: each must find its own."""
+    rows = hotpot_rows(2)
+    for row in rows:
+        row["paragraphs"][1]["title"] = "common"
+        row["supporting"] = [["common", 0]]
+    cases = TASKS["hotpotqa"].open(write(tmp_path / "dev.jsonl", rows))
+    for index in range(2):
+        example = cases.build(index, shared(200))
+        (gold,) = example.gold
+        assert example.documents[gold - 1].text.endswith(f"say {index} 1.")
 
 
 def test_hotpotqa_without_a_length_is_the_question_with_its_own_paragraphs(tmp_path: Path) -> None:

@@ -56,12 +56,14 @@ class Layout:
         context_tokens: most tokens of the prompt; None adds nothing to the case's own texts.
         depth: where the gold documents stand, in percent of the rest before them; None leaves it to the seed.
         seed: with the case's id it fixes everything that is drawn.
+        shared: whether questions share document sets; their gold documents then stand anywhere.
     """
 
     context_tokens: int | None
     depth: float | None
     seed: int
     counter: Counter
+    shared: bool = False
 
 
 class Cases(Protocol):

@@ -13,7 +13,8 @@ from ragkv.documents import Document
 from ragkv_evals.bioasq_metrics import question_figures, yesno_macro_f1
 from ragkv_evals.metrics import citation_figures, citation_overlap, cited_numbers
 from ragkv_evals.tasks.base import Example, Figures, Row, Task, read_rows
-from ragkv_evals.tasks.document_set import DocumentSets, Question
+from ragkv_evals.tasks.document_set import DocumentSets
+from ragkv_evals.tasks.question import Question
 
 GET = (
     "Register at participants-area.bioasq.org, take a task-B golden file and give it as JSON lines with the fields id, "

@@ -11,18 +11,8 @@ from ragkv.documents import Document
 from ragkv.errors import DocumentError
 from ragkv.prompt import CitePrompt
 from ragkv_evals.tasks.base import Example, Layout
-
-
-@dataclass(frozen=True)
-class Question:
-    """A question with its own documents; `gold` are indices of those that answer it."""
-
-    id: str
-    text: str
-    answers: tuple[tuple[str, ...], ...]
-    documents: tuple[Document, ...]
-    gold: frozenset[int]
-    kind: str = ""
+from ragkv_evals.tasks.question import Question, drawn, identity
+from ragkv_evals.tasks.shared_sets import SharedSets
 
 
 @dataclass
@@ -44,24 +34,23 @@ class DocumentSets:
     def __post_init__(self) -> None:
         self.ids = [question.id for question in self.questions]
         every = (document for question in self.questions for document in question.documents)
-        self._pool = list({_identity(document): document for document in every}.values())  # one for each title
+        self._pool = list({identity(document): document for document in every}.values())  # one for each title
         self._tokens: dict[str, int] = {}
+        self._shared: dict[tuple[int, int], SharedSets] = {}
 
     def build(self, index: int, layout: Layout) -> Example:
-        """The question among as many documents as fit.
+        """The question among as many documents as fit, in a set of its own or in one that it shares with others.
 
         Raises:
             DocumentError: not even the gold documents fit.
         """
         question = self.questions[index]
-        rng = random.Random(f"{layout.seed} {question.id}")  # noqa: S311 (a draw, not a secret)
-        text = " ".join(part for part in (question.text, self.hint(question.kind)) if part)
+        text = self._text(question)
         gold = [question.documents[i] for i in sorted(question.gold)]
-        others = [document for i, document in enumerate(question.documents) if i not in question.gold]
-        if layout.context_tokens is not None:
-            room = layout.context_tokens - layout.counter.frame(text, self.prompt)
-            others = self._fitting(question, gold, others, room, layout, rng)
-        documents = _ordered(gold, others, layout.depth, rng)
+        if layout.shared:
+            documents: Sequence[Document] = self._sets(layout).documents_of(index)
+        else:
+            documents = self._own_set(question, gold, text, layout)
         return Example(
             id=question.id,
             question=text,
@@ -71,6 +60,35 @@ class DocumentSets:
             kind=question.kind,
             prompt=self.prompt,
         )
+
+    def _sets(self, layout: Layout) -> SharedSets:
+        """The shared sets of this length, packed as far as anyone has asked for."""
+        if layout.context_tokens is None:
+            raise DocumentError("shared document sets need a length: give --context-tokens")
+        key = layout.context_tokens, layout.seed
+        if key not in self._shared:
+            self._shared[key] = SharedSets(
+                self.questions,
+                drawn(len(self.questions), layout.seed),
+                self._pool,
+                lambda document: self._count(document, layout),
+                lambda question: layout.counter.frame(self._text(question), self.prompt),
+                layout.context_tokens,
+                self.most,
+                layout.seed,
+            )
+        return self._shared[key]
+
+    def _text(self, question: Question) -> str:
+        return " ".join(part for part in (question.text, self.hint(question.kind)) if part)
+
+    def _own_set(self, question: Question, gold: Sequence[Document], text: str, layout: Layout) -> Sequence[Document]:
+        rng = random.Random(f"{layout.seed} {question.id}")  # noqa: S311 (a draw, not a secret)
+        others = [document for i, document in enumerate(question.documents) if i not in question.gold]
+        if layout.context_tokens is not None:
+            room = layout.context_tokens - layout.counter.frame(text, self.prompt)
+            others = self._fitting(question, gold, others, room, layout, rng)
+        return _ordered(gold, others, layout.depth, rng)
 
     def _fitting(
         self,
@@ -91,14 +109,14 @@ class DocumentSets:
                 f"question {question.id}: its gold documents need {-room} tokens more than "
                 f"--context-tokens {layout.context_tokens}: raise it"
             )
-        seen = {_identity(document) for document in question.documents}
+        seen = {identity(document) for document in question.documents}
         taken: list[Document] = []
         for document in own:
             if (tokens := self._count(document, layout)) <= room:
                 taken.append(document)
                 room -= tokens
         for document in rng.sample(self._pool, len(self._pool)):
-            if _identity(document) in seen:
+            if identity(document) in seen:
                 continue
             room -= self._count(document, layout)
             if room < 0 or len(gold) + len(taken) == self.most:
@@ -110,11 +128,6 @@ class DocumentSets:
         if document.id not in self._tokens:
             self._tokens[document.id] = layout.counter.document(document)
         return self._tokens[document.id]
-
-
-def _identity(document: Document) -> str:
-    """What a document of another question must not share with one that is there."""
-    return document.title or document.id
 
 
 def _ordered(

@@ -8,7 +8,8 @@ from ragkv.documents import Document
 from ragkv_evals.long_text import SAMPLE
 from ragkv_evals.metrics import cited_answer
 from ragkv_evals.tasks.base import Example, Figures, Task, read_rows
-from ragkv_evals.tasks.document_set import DocumentSets, Question
+from ragkv_evals.tasks.document_set import DocumentSets
+from ragkv_evals.tasks.question import Question
 
 GET = (
     "Leave --data out to use the bundled sample of 50 questions, or give the development set in the distractor setting "

@@ -5,7 +5,8 @@ from pathlib import Path
 from ragkv.documents import Document
 from ragkv_evals.tasks import hotpotqa
 from ragkv_evals.tasks.base import Task, read_rows
-from ragkv_evals.tasks.document_set import DocumentSets, Question
+from ragkv_evals.tasks.document_set import DocumentSets
+from ragkv_evals.tasks.question import Question
 
 GET = "Give MuSiQue's answerable set, such as musique_ans_v1.0_dev.jsonl (github.com/StonyBrookNLP/musique)."
 
