@@ -41,14 +41,18 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float) 
 
     The part before the queries needs no mask and the queries' own square is plainly causal, so both run on the fast
     kernel and are merged by their log-sum-exp; a mask over all keys would be slower and costs queries x keys bytes.
+    In the part before, the heads of a group are rows over their one K/V head, which is then read once.
 
     Args:
         query: (batch, heads, queries, head_dim).
-        key, value: (batch, heads, keys, head_dim), keys > queries.
+        key, value: (batch, kv_heads, keys, head_dim), keys > queries.
     """
-    new = query.shape[-2]
-    past_out, past_lse = _attention_with_lse(query, key[..., :-new, :], value[..., :-new, :], scaling, causal=False)
-    self_out, self_lse = _attention_with_lse(query, key[..., -new:, :], value[..., -new:, :], scaling, causal=True)
+    batch, heads, new, head_dim = query.shape
+    grouped = query.reshape(batch, key.shape[1], -1, head_dim)
+    past_out, past_lse = _attention_with_lse(grouped, key[..., :-new, :], value[..., :-new, :], scaling, causal=False)
+    past_out, past_lse = past_out.reshape(batch, heads, new, -1), past_lse.reshape(batch, heads, new)
+    own_key, own_value = (repeat_kv(states[..., -new:, :], heads // key.shape[1]) for states in (key, value))
+    self_out, self_lse = _attention_with_lse(query, own_key, own_value, scaling, causal=True)
     past_share = torch.sigmoid(past_lse - self_lse).unsqueeze(-1)
     return torch.lerp(self_out.float(), past_out.float(), past_share).to(query.dtype)
 
@@ -75,8 +79,7 @@ def _sdpa(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Te
         return _one_query(query, key, value, kwargs.get("scaling"))
     if mask is None and 1 < queries < keys:
         scaling = kwargs.get("scaling") or 1 / math.sqrt(query.shape[-1])
-        output = causal_attention(query, repeat_kv(key, groups), repeat_kv(value, groups), scaling)
-        return output.transpose(1, 2).contiguous()
+        return causal_attention(query, key, value, scaling).transpose(1, 2).contiguous()
     return sdpa_attention_forward(module, query, key, value, mask, **kwargs)[0]
 
 

@@ -17,9 +17,9 @@ def _bottom_right(queries: int, keys: int) -> Tensor:
     return torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
 
 
-def _states(queries: int, keys: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+def _states(queries: int, keys: int, seed: int, group: int = 1) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    query = 2 * torch.randn(2, 3, queries, 16, generator=generator)
+    query = 2 * torch.randn(2, 3 * group, queries, 16, generator=generator)
     key, value = torch.randn(2, 2, 3, keys, 16, generator=generator)
     return query, key, value
 
@@ -32,6 +32,15 @@ def test_merged_halves_equal_masked_attention(queries: int, keys: int) -> None:
     query, key, value = _states(queries, keys, keys)
     expected = F.scaled_dot_product_attention(query, key, value, attn_mask=_bottom_right(queries, keys), scale=0.4)
     torch.testing.assert_close(causal_attention(query, key, value, 0.4), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("queries", "keys"), SHAPES)
+def test_heads_of_a_group_share_their_keys(queries: int, keys: int) -> None:
+    """Logits of up to 20 are rounded to 2^-20 in float32, and values are up to 5."""
+    query, key, value = _states(queries, keys, keys, group=2)
+    exact = [query.double(), *(states.double().repeat_interleave(2, dim=1) for states in (key, value))]
+    expected = F.scaled_dot_product_attention(*exact, attn_mask=_bottom_right(queries, keys), scale=0.4)
+    torch.testing.assert_close(causal_attention(query, key, value, 0.4).double(), expected, rtol=0, atol=5 * 2**-20)
 
 
 @pytest.mark.parametrize(("queries", "keys"), SHAPES)

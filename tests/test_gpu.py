@@ -89,10 +89,11 @@ def test_the_device_keeps_what_the_cpu_keeps(name: str, chunk_size: int | None) 
 @pytest.mark.parametrize(("queries", "keys"), [(5, 6), (5, 70), (33, 64), (100, 513)])
 def test_merged_halves_equal_masked_attention(queries: int, keys: int) -> None:
     generator = torch.Generator().manual_seed(keys)
-    query = torch.randn(2, 3, queries, 16, generator=generator).cuda()
+    query = torch.randn(2, 6, queries, 16, generator=generator).cuda()
     key, value = torch.randn(2, 2, 3, keys, 16, generator=generator).cuda()
     mask = torch.ones(queries, keys, dtype=torch.bool, device="cuda").tril(keys - queries)
-    expected = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=0.4)
+    each = [states.repeat_interleave(2, dim=1) for states in (key, value)]
+    expected = torch.nn.functional.scaled_dot_product_attention(query, *each, attn_mask=mask, scale=0.4)
     torch.testing.assert_close(causal_attention(query, key, value, 0.4), expected, rtol=1e-4, atol=1e-4)
 
 
