@@ -35,6 +35,14 @@ def test_updates_equal_those_of_transformers(lengths: list[int]) -> None:
     assert ours.get_mask_sizes(3) == theirs.get_mask_sizes(3)
 
 
+def test_slices_of_a_projection_are_laid_out_for_the_kernel() -> None:
+    projected = [states.transpose(1, 2).contiguous().transpose(1, 2) for states in _states(5)]
+    assert not any(states.is_contiguous() for states in projected)
+    returned = CompressibleLayer().update(*projected)
+    assert all(states.is_contiguous() for states in returned)
+    assert all(map(torch.equal, returned, projected))
+
+
 def test_single_steps_across_the_buffer_boundary() -> None:
     layer = _filled(5)
     expected = _states(5)
