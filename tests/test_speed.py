@@ -69,10 +69,13 @@ def test_variants_take_turns_on_the_same_tokens() -> None:
     plain, full = "transformers", "ragkv FullKV"
     warm_up = [entry for name in (plain, full) for entry in (("read", name, 256, 64), ("step", name, 256, 0))]
     # A prompt that is no longer than the budget keeps half of itself.
-    first = [("read", plain, 300, 150), ("read", full, 300, 150), ("read", plain, 600, 400), ("read", full, 600, 400)]
+    # Who begins changes from length to length, from step to step and from repeat to repeat.
+    first = [("read", plain, 300, 150), ("read", full, 300, 150), ("read", full, 600, 400), ("read", plain, 600, 400)]
     decoding = [
-        *(("step", name, length, length) for length in (300, 600) for name in (plain, full)),
-        *(("step", name, length, length + 1) for length in (300, 600) for name in (full, plain)),
+        *(("step", name, 300, 300) for name in (plain, full)),
+        *(("step", name, 600, 600) for name in (full, plain)),
+        *(("step", name, 300, 301) for name in (full, plain)),
+        *(("step", name, 600, 601) for name in (plain, full)),
     ]
     second = [first[1], first[0], first[3], first[2]]
     assert log == [*warm_up, *first, *decoding, *second, *decoding]
