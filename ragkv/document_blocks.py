@@ -56,11 +56,7 @@ def read_documents(
     Raises:
         ConfigError: the engine has no store, or its model's keys cannot be moved.
     """
-    if rotations_of(engine.model) is None:
-        raise ConfigError(
-            f"the K/V of single documents cannot be joined for {engine.loaded.name}: a layer has a sliding window, or "
-            "its rotation depends on the prompt's length; its prompts are read as a whole"
-        )
+    _check_movable(engine)
     computed = 0
     for done, document in enumerate(documents, 1):
         computed += _stored(engine, document, prompt).computed
@@ -70,11 +66,14 @@ def read_documents(
 
 
 def bytes_to_store(engine: Engine, documents: Sequence[Document], prompt: CitePrompt = CitePrompt()) -> int:
-    """Bytes of K/V, as computed, that `read_documents` has yet to put into the engine's store.
+    """At most so many bytes of K/V, as computed, has `read_documents` yet to put into the engine's store.
+
+    What documents that are not there share at their beginning counts for each of them.
 
     Raises:
-        ConfigError: the engine has no store.
+        ConfigError: the engine has no store, or its model's keys cannot be moved.
     """
+    _check_movable(engine)
     store, missing = _store_of(engine), 0
     for document in documents:
         ids, _ = _alone(engine, document, prompt)
@@ -150,6 +149,14 @@ def _stored(engine: Engine, document: Document, prompt: CitePrompt, on_layer: La
     if prefix.length < len(ids):
         raise ConfigError(f"the store has no room for a document of {len(ids)} tokens: raise its bounds")
     return _Stored(prefix, start, read.length - read.cache_read_tokens)
+
+
+def _check_movable(engine: Engine) -> None:
+    if rotations_of(engine.model) is None:
+        raise ConfigError(
+            f"the K/V of single documents cannot be joined for {engine.loaded.name}: a layer has a sliding window, or "
+            "its rotation depends on the prompt's length; its prompts are read as a whole"
+        )
 
 
 def _store_of(engine: Engine) -> KVStore:

@@ -146,8 +146,10 @@ def test_policies_that_need_all_queries_read_the_prompt(engine_of: EngineOf) -> 
 
 
 def test_documents_are_not_read_for_a_model_that_cannot_use_them(engine_of: EngineOf) -> None:
-    with pytest.raises(ConfigError, match="cannot be joined"):
-        read_documents(_engine(engine_of("gemma3")), DOCUMENTS, PROMPT)
+    engine = _engine(engine_of("gemma3"))
+    for refused in (read_documents, bytes_to_store):
+        with pytest.raises(ConfigError, match="cannot be joined"):
+            refused(engine, DOCUMENTS, PROMPT)
 
 
 def test_bytes_are_known_beforehand(engine_of: EngineOf) -> None:

@@ -21,6 +21,7 @@ class SharedSets:
         frame: tokens of the prompt of a question without documents.
         context_tokens: most tokens of a prompt.
         most: most documents in a prompt.
+        seed: fixes what fills a set and the order of its documents.
     """
 
     def __init__(
