@@ -20,6 +20,9 @@ from ragkv.errors import ConfigError
 
 BASES = ("sdpa", "flash_attention_2")
 
+States = Tensor | tuple[Tensor, ...] | tuple[tuple[Tensor, ...], ...]
+"""Keys or values: of all rows and heads in one, by KV head, or by row and then by KV head."""
+
 
 class AttentionObserver(Protocol):
     """Called once per attention layer and forward pass, after the layer's attention has been computed."""
@@ -109,26 +112,28 @@ def _flash(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: T
 
 def _observed(base: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, None]]:
     def attend(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
+        module: nn.Module, query: Tensor, key: States, value: States, mask: Tensor | None, **kwargs: Any
     ) -> Tensor:
-        if mask is not None:  # it may be that of a layer, or a head, which holds more
-            mask = mask[..., -key.shape[-2] :]
-        return base(module, query, key, value, mask, **kwargs)
+        if isinstance(key, Tensor) and isinstance(value, Tensor):
+            if mask is not None:  # it may be that of a layer, or a head, which holds more
+                mask = mask[..., -key.shape[-2] :]
+            return base(module, query, key, value, mask, **kwargs)
+        if isinstance(key[0], Tensor):  # by KV head: those of a `ragkv.ragged.RaggedLayer`
+            heads = zip(query.chunk(len(key), dim=1), key, value, strict=True)
+            return torch.cat([attend(module, *states, mask, **kwargs) for states in heads], dim=2)
+        rows = zip(query.chunk(len(key)), key, value, strict=True)  # of a `ragkv.rows.RowsLayer`, which hides nothing
+        return torch.cat([attend(module, *states, None, **kwargs) for states in rows])
 
     def attention(
         module: nn.Module,
         query: Tensor,
-        key: Tensor | tuple[Tensor, ...],
-        value: Tensor | tuple[Tensor, ...],
+        key: States,
+        value: States,
         attention_mask: Tensor | None,
         observer: AttentionObserver | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
-        if isinstance(key, Tensor) and isinstance(value, Tensor):
-            output = attend(module, query, key, value, attention_mask, **kwargs)
-        else:  # by KV head: those of a `ragkv.ragged.RaggedLayer`
-            heads = zip(query.chunk(len(key), dim=1), key, value, strict=True)
-            output = torch.cat([attend(module, *states, attention_mask, **kwargs) for states in heads], dim=2)
+        output = attend(module, query, key, value, attention_mask, **kwargs)
         if observer is not None:
             scaling = kwargs.get("scaling") or 1 / math.sqrt(query.shape[-1])
             observer(int(module.layer_idx), query, key, value, scaling)  # type: ignore[arg-type]

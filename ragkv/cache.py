@@ -198,7 +198,7 @@ def join(caches: Sequence[Cache]) -> tuple[Cache, Tensor | None]:
     if not others:
         return joined, None
     if not joinable(caches):
-        raise ValueError("these rows keep different numbers of entries in one layer: decode each by itself")
+        raise ValueError("these rows keep different numbers of entries in one layer: put them side by side")
     lengths = [cache.get_seq_length() for cache in caches]
     longest = max(lengths)
     for rows in zip(*(cache.layers for cache in caches), strict=True):

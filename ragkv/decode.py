@@ -1,4 +1,7 @@
-"""One token at a time for a batch of rows on a joined cache; rows leave as they finish."""
+"""One token at a time for a batch of rows, which leave as they finish.
+
+Rows whose entries line up share one cache, padded on the left; any others keep their own layers, side by side.
+"""
 
 from collections.abc import Sequence
 
@@ -6,8 +9,9 @@ import torch
 from transformers import PreTrainedModel
 
 from ragkv.backend import forward
-from ragkv.cache import join
+from ragkv.cache import join, joinable
 from ragkv.prefill import Prefilled
+from ragkv.rows import side_by_side
 
 
 class Decoder:
@@ -19,7 +23,8 @@ class Decoder:
 
     def __init__(self, model: PreTrainedModel, prefilled: Sequence[Prefilled]) -> None:
         self._model = model
-        self._cache, mask = join([row.cache for row in prefilled])
+        caches = [row.cache for row in prefilled]
+        self._cache, mask = join(caches) if joinable(caches) else (side_by_side(caches), None)
         self._mask = None if mask is None else mask.to(model.device)
         self._positions = torch.tensor([[row.length] for row in prefilled], device=model.device)
         self.logits = torch.cat([row.logits for row in prefilled])

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from ragkv.backend import rope_depends_on_length
-from ragkv.cache import joinable
 from ragkv.chat import Prompt
 from ragkv.config import SamplingParams
 from ragkv.decode import Decoder
@@ -135,26 +134,31 @@ class Engine:
         ]
         return self._run(replies, policy or self.policy, on_layer, on_prefilled, read, cancel or threading.Event())
 
-    def reply(
+    def replies(
         self,
-        prompt: Prompt,
-        prefilled: Prefilled,
+        read: Sequence[tuple[Prompt, Prefilled]],
         sampling: SamplingParams = SamplingParams(),
         *,
-        constraint: Constraint | None = None,
-    ) -> Completion:
-        """Answer a prompt that has been read, as by `ragkv.compare.prefill_many`; what was read is used up.
+        constraints: Sequence[Constraint | None] | None = None,
+    ) -> list[Completion]:
+        """Answer prompts that have been read, as by `ragkv.compare.prefill_many`, as one batch; they are used up.
 
-        The first token is there at once, so `ttft_s` says nothing about the prompt.
+        The first tokens are there at once, so `ttft_s` says nothing about the prompts.
+
+        Args:
+            constraints: grammars that the replies must follow, one entry per prompt.
 
         Raises:
-            PromptTooLong: the prompt and `max_tokens` do not fit into the model's context.
+            PromptTooLong: a prompt and `max_tokens` do not fit into the model's context.
         """
-        self._check_length(prompt, sampling)
-        reply = Reply(0, self.loaded, prompt, sampling, constraint)
-        reply.prefilled = prefilled
-        chunks = self._decode([reply], threading.Event(), time.perf_counter())
-        return next(chunk.completion for chunk in chunks if chunk.completion is not None)
+        replies = []
+        for row, ((prompt, prefilled), rule) in enumerate(zip(read, constraints or [None] * len(read), strict=True)):
+            self._check_length(prompt, sampling)
+            replies.append(Reply(row, self.loaded, prompt, sampling, rule))
+            replies[-1].prefilled = prefilled
+        chunks = self._decode(replies, threading.Event(), time.perf_counter())
+        done = {chunk.row: chunk.completion for chunk in chunks if chunk.completion is not None}
+        return [done[row] for row in range(len(read))]
 
     def session(self, policy: StreamingLLM | None = None, **options: Any) -> "Session":
         """A conversation or stream of text that never fills up; see `ragkv.streaming.session.Session` for options.
@@ -207,13 +211,14 @@ class Engine:
             reply.prefilled = (read or prefill_as_usual)(reply.prompt, watch)
             if on_prefilled is not None:
                 on_prefilled(reply.row, reply.prefilled)
-        # A rotation that depends on length would be that of the longest row for all.
-        apart = rope_depends_on_length(self.model) or not joinable([reply.prefilled.cache for reply in replies])
-        batches = [[reply] for reply in replies] if apart else [replies]
-        for batch in batches:
-            yield from self._decode(batch, cancel, started)
+        yield from self._decode(replies, cancel, started)
 
-    def _decode(self, running: list[Reply], cancel: threading.Event, started: float) -> Iterator[Chunk]:
+    def _decode(self, replies: list[Reply], cancel: threading.Event, started: float) -> Iterator[Chunk]:
+        # A rotation that depends on length would be that of the longest row for all.
+        for batch in [[reply] for reply in replies] if rope_depends_on_length(self.model) else [replies]:
+            yield from self._decode_batch(batch, cancel, started)
+
+    def _decode_batch(self, running: list[Reply], cancel: threading.Event, started: float) -> Iterator[Chunk]:
         decoder = Decoder(self.model, [reply.prefilled for reply in running])
         while running:
             if cancel.is_set():

@@ -1,17 +1,19 @@
 """The benchmark of document blocks: modes, pairing and tables. No timing and no quality is judged."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from ragkv.errors import ConfigError
+from ragkv.errors import ConfigError, DocumentError
 from ragkv.models import LoadedModel
 from ragkv_evals.blocks import SNAPKV, Answered
 from ragkv_evals.blocks_command import markdown_table, rows
 from ragkv_evals.cli import app
+from ragkv_evals.tasks.base import Example
 from tiny import tiny_model, tiny_tokenizer
 
 
@@ -34,6 +36,33 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert first["reply"] == exact["reply"]  # all recomputed is exact
     assert json.loads((tmp_path / "blocks.json").read_text()) == result
     assert (tmp_path / "blocks.md").read_text().startswith("| mode |")
+
+
+def test_a_stopped_benchmark_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = LoadedModel(tiny_model("llama"), tiny_tokenizer(), "tiny", 8192, (2,), "sdpa")
+    monkeypatch.setattr("ragkv_evals.blocks_command.load", lambda model, device=None: loaded)
+    asked: list[str] = []
+
+    def answer(loaded: object, example: Example, *args: object) -> list[Answered]:
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        asked.append(example.id)
+        return [replace(_answered(mode, 0.5, 1.0), example=example.id) for mode in ("full", SNAPKV)]
+
+    monkeypatch.setattr("ragkv_evals.blocks_command.answer", answer)
+    command = ["blocks", "--context-tokens", "2200", "--limit", "3", "--out", str(tmp_path)]
+    assert CliRunner().invoke(app, command).exit_code != 0
+    with (tmp_path / "answers.jsonl").open("a") as file:
+        file.write('[{"example": "cut')
+    first, asked[:] = list(asked), []
+    done = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert (len(first), len(asked), len(set(first + asked))) == (2, 1, 3)
+    assert [row["examples"] for row in json.loads(done.stdout)["rows"]] == [3, 3]
+    with pytest.raises(ConfigError, match="holds a run with budget=1024, and this one has 64"):
+        CliRunner().invoke(app, [*command, "--budget", "64"], catch_exceptions=False)
+    (tmp_path / "answers.jsonl").write_text("[1]\n")
+    with pytest.raises(DocumentError, match="no answers of this version"):
+        CliRunner().invoke(app, command, catch_exceptions=False)
 
 
 def _answered(mode: str, f1: float, seconds: float) -> Answered:

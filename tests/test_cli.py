@@ -410,6 +410,15 @@ class TestReuse:
         assert not Path("kv").exists()
         assert Path("saved").is_dir()
 
+    @pytest.mark.parametrize(
+        "given", [("--model", "smollm2-135m"), ("--dtype", "float32"), ("--device", "cpu"), ("--kv-disk-bytes", "9")]
+    )
+    def test_options_of_reading_are_refused_without_it(self, cli: Cli, folder: str, given: tuple[str, str]) -> None:
+        run = cli("index", folder, "--out", "saved", *given)
+        assert run.code == 2
+        assert f"{given[0]} means nothing without --with-kv" in run.err
+        assert not Path("saved").exists()
+
     def test_joining_needs_a_folder(self, cli: Cli, folder: str) -> None:
         run = cli("ask", folder, QUESTION, "--recompute", "0.2")
         assert run.code == 2

@@ -156,12 +156,19 @@ def test_progress_is_told_by_layer_and_may_end_the_prefill(model_of: ModelOf) ->
     assert told == [(1, 3), (2, 3), (3, 3)]
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma3", "llama-dynamic-rope"])
+@pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("sampling", [SamplingParams(max_tokens=12), SamplingParams(12, temperature=1.0, seed=5)])
 def test_the_engine_replies_to_what_was_read_as_to_a_prompt_of_its_own(
-    engine_of: EngineOf, sampling: SamplingParams
+    engine_of: EngineOf, sampling: SamplingParams, together: bool, name: str
 ) -> None:
-    engine = engine_of("llama")
-    replies = [engine.reply(PROMPT, read, sampling) for read in prefill_many(engine.model, PROMPT, POLICIES)]
+    """In any batch, however unlike the rows' caches are."""
+    engine = engine_of(name)
+    read = prefill_many(engine.model, PROMPT, POLICIES)
+    if together:
+        replies = engine.replies([(PROMPT, each) for each in read], sampling)
+    else:
+        replies = [reply for each in read for reply in engine.replies([(PROMPT, each)], sampling)]
     for policy, reply in zip(POLICIES, replies, strict=True):
         (alone,) = engine.generate([PROMPT], sampling, policy=policy)
         assert (reply.text, reply.tokens, reply.finish_reason) == (alone.text, alone.tokens, alone.finish_reason)
@@ -183,6 +190,9 @@ def test_replies_follow_a_grammar_and_fit_into_the_context(engine_of: EngineOf) 
             pass
 
     first, second = prefill_many(engine.model, PROMPT, [SnapKV(40, 8), SnapKV(40, 8)])
-    assert engine.reply(PROMPT, first, SamplingParams(max_tokens=3), constraint=Always()).tokens == (7, 7, 7)
     with pytest.raises(PromptTooLong, match="a prompt of 100 tokens and max_tokens=1000"):
-        engine.reply(PROMPT, second, SamplingParams(max_tokens=1000))
+        engine.replies([(PROMPT, second)], SamplingParams(max_tokens=1000))
+    held, free = engine.replies(
+        [(PROMPT, first), (PROMPT, second)], SamplingParams(max_tokens=3), constraints=[Always(), None]
+    )
+    assert held.tokens == (7, 7, 7) != free.tokens

@@ -126,7 +126,7 @@ def test_replies_go_on_from_blocks(engine_of: EngineOf) -> None:
     engine = _engine(engine_of("qwen2"))
     for policy in (SNAPKV, FullKV()):
         whole, read = _read(engine, DOCUMENTS, ALL, policy)
-        reply = engine.reply(whole, read, SamplingParams(max_tokens=12))
+        (reply,) = engine.replies([(whole, read)], SamplingParams(max_tokens=12))
         expected = Engine(engine.loaded, policy).generate([whole], SamplingParams(max_tokens=12))[0]
         assert reply.tokens == expected.tokens
 

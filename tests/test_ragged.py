@@ -172,9 +172,8 @@ def test_rows_are_joined_only_where_their_entries_line_up(
     assert joinable([row.cache for row in rows]) == together
     assert joinable([rows[0].cache])
     if not together:
-        with pytest.raises(ValueError, match="decode each by itself"):
+        with pytest.raises(ValueError, match="put them side by side"):
             join([row.cache for row in rows])
-        return
     alone = [
         Decoder(model, [prefill(model, random_prompt(n, seed=n), policy)])
         for policy, n in zip(policies, lengths, strict=True)
@@ -189,7 +188,7 @@ def test_rows_are_joined_only_where_their_entries_line_up(
 
 @pytest.mark.parametrize("policy", [ADA, PyramidKV(BUDGET, WINDOW)])
 def test_a_batch_replies_as_its_rows_do_alone(engine_of: EngineOf, policy: Policy) -> None:
-    """Rows that do not line up are decoded one after the other; leaving at different steps, too."""
+    """Rows that do not line up, too, and when they leave at different steps."""
     engine = engine_of("llama")
     prompts = [random_prompt(n, seed=n) for n in (LENGTH, 45, 90, 20)]
     sampling = [SamplingParams(max_tokens=n) for n in (8, 5, 12, 8)]

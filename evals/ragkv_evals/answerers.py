@@ -8,12 +8,16 @@ from typing import Protocol
 from torch import Tensor
 
 from ragkv.chat import Prompt
+from ragkv.cite_grammar import citation_constraint
 from ragkv.compare import prefill_many
 from ragkv.config import SamplingParams
+from ragkv.documents import Document
 from ragkv.engine import Engine
 from ragkv.errors import PromptTooLong, RagkvError
 from ragkv.policies import FullKV, Policy
 from ragkv.prefill import Prefilled
+from ragkv.reply import Completion
+from ragkv.sampling import Constraint
 from ragkv.survival import kept_masks, survival
 from ragkv_evals import peak_memory
 from ragkv_evals.gold_tokens import answer_ranges, document_ranges, gold_ranges, shaded, shares
@@ -44,6 +48,7 @@ class _Read:
     """An example's prompt as read under one policy.
 
     Attributes:
+        documents: those that were read.
         prompt: what was read.
         whole: the prompt with all documents, even if fewer were read.
         masks: what is left of it, as from `ragkv.survival.kept_masks`.
@@ -52,6 +57,7 @@ class _Read:
     """
 
     policy: str
+    documents: Sequence[Document]
     prompt: Prompt
     whole: Prompt
     prefilled: Prefilled
@@ -61,10 +67,16 @@ class _Read:
 
 
 class EngineAnswerer:
-    """Reads each prompt once and decodes greedily from the cache of every policy in turn."""
+    """Reads each prompt once and decodes greedily from the cache of every policy.
 
-    def __init__(self, engine: Engine) -> None:
+    Args:
+        together: decode from all caches of a prompt as one batch instead of one after the other.
+        must_cite: hold replies to the form of the citing prompt.
+    """
+
+    def __init__(self, engine: Engine, together: bool = False, must_cite: bool = False) -> None:
         self._engine, self._device = engine, engine.model.device
+        self._together, self._must_cite = together, must_cite
         self.counter: Counter = PromptCounter(engine.tokenizer)
 
     def answer(self, example: Example, names: Sequence[str], max_tokens: int) -> Iterator[Outcome]:
@@ -73,11 +85,12 @@ class EngineAnswerer:
         self._check_length(example, whole, max_tokens)
         variants = {name: variant(name) for name in names}
         policies = {name: policy for name, policy in variants.items() if not isinstance(policy, Truncation)}
-        for read in self._compressed(whole, policies):
-            yield self._outcome(example, read, max_tokens)
+        reads = self._compressed(example, whole, policies)
+        for batch in [reads] if self._together else [[read] for read in reads]:
+            yield from self._outcomes(example, batch, max_tokens)
         for name, shorter in variants.items():
             if isinstance(shorter, Truncation):
-                yield self._outcome(example, self._truncated(example, whole, name, shorter), max_tokens)
+                yield from self._outcomes(example, [self._truncated(example, whole, name, shorter)], max_tokens)
 
     def _check_length(self, example: Example, prompt: Prompt, max_tokens: int) -> None:
         context = self._engine.loaded.context_length
@@ -87,21 +100,23 @@ class EngineAnswerer:
                 f"{context} tokens of context of {self._engine.loaded.name}: lower --context-tokens or --max-tokens"
             )
 
-    def _compressed(self, whole: Prompt, policies: Mapping[str, Policy]) -> Iterator[_Read]:
-        """The prompt under every policy; each cache is let go when the next one is asked for."""
+    def _compressed(self, example: Example, whole: Prompt, policies: Mapping[str, Policy]) -> list[_Read]:
         if not policies:
-            return
+            return []
         read, ttft_s = self._prefill(whole, list(policies.values()))
+        found = []
         for (name, policy), prefilled in zip(policies.items(), read, strict=True):
             masks = kept_masks(prefilled.cache, len(whole))
-            yield _Read(name, whole, whole, prefilled, masks, check_kept(name, policy, masks), ttft_s)
-            prefilled.cache.layers.clear()
+            budget = check_kept(name, policy, masks)
+            found.append(_Read(name, example.documents, whole, whole, prefilled, masks, budget, ttft_s))
+        return found
 
     def _truncated(self, example: Example, whole: Prompt, name: str, shorter: Truncation) -> _Read:
         left = truncated(example, shorter.max_prompt, self.counter)
         prompt = encode(self._engine.tokenizer, left)
         (prefilled,), ttft_s = self._prefill(prompt, [FullKV()])
-        return _Read(name, prompt, whole, prefilled, [kept_mask(whole, len(left.documents))], len(prompt), ttft_s)
+        masks = [kept_mask(whole, len(left.documents))]
+        return _Read(name, left.documents, prompt, whole, prefilled, masks, len(prompt), ttft_s)
 
     def _prefill(self, prompt: Prompt, policies: Sequence[Policy]) -> tuple[list[Prefilled], float]:
         """One cache for each policy, and the seconds until the first token is known."""
@@ -111,8 +126,26 @@ class EngineAnswerer:
         read[0].logits.argmax().item()  # waits for a GPU
         return read, time.perf_counter() - started
 
-    def _outcome(self, example: Example, read: _Read, max_tokens: int) -> Outcome:
-        done = self._engine.reply(read.prompt, read.prefilled, SamplingParams(max_tokens=max_tokens))
+    def _outcomes(self, example: Example, batch: Sequence[_Read], max_tokens: int) -> Iterator[Outcome]:
+        """Of replies that are decoded as one batch; the caches are let go."""
+        if not batch:
+            return
+        replies = self._engine.replies(
+            [(read.prompt, read.prefilled) for read in batch],
+            SamplingParams(max_tokens=max_tokens),
+            constraints=[self._constraint(read.documents) for read in batch],
+        )
+        for read, done in zip(batch, replies, strict=True):
+            read.prefilled.cache.layers.clear()
+            yield self._outcome(example, read, done, done.stats.decode_tokens_per_s if len(batch) == 1 else None)
+
+    def _constraint(self, documents: Sequence[Document]) -> Constraint | None:
+        if not self._must_cite or not documents:
+            return None
+        eos = self._engine.loaded.eos_token_ids
+        return citation_constraint(self._engine.tokenizer, documents, eos_token_ids=eos)
+
+    def _outcome(self, example: Example, read: _Read, done: Completion, decode_tokens_per_s: float | None) -> Outcome:
         gold = gold_ranges(read.whole, example)
         answers = answer_ranges(self._engine.tokenizer, read.whole, example)
         documents = document_ranges(read.whole).values()
@@ -130,7 +163,7 @@ class EngineAnswerer:
             gold_kept=shaded(self._engine.tokenizer, read.whole, read.masks, gold[:MOST_SHADED]),
             unprotected_tokens=read.prefilled.unprotected_tokens,
             ttft_s=read.ttft_s,
-            decode_tokens_per_s=done.stats.decode_tokens_per_s,
+            decode_tokens_per_s=decode_tokens_per_s,
             kv_bytes_full=read.prefilled.kv_bytes_full,
             kv_bytes_kept=read.prefilled.kv_bytes_kept,
             peak_memory_bytes=peak_memory.peak(self._device),

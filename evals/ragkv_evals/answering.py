@@ -55,7 +55,7 @@ class Answering:
                 f"--context-tokens {longest} and --max-tokens {config.max_tokens} do not fit into the {context} tokens "
                 f"of context of {engine.loaded.name}: lower one of them"
             )
-        return cls(TASKS[config.task], cases, EngineAnswerer(engine), config)
+        return cls(TASKS[config.task], cases, EngineAnswerer(engine, config.decode_together, config.must_cite), config)
 
     def check(self) -> None:
         """Build every example of the plan once, so that one which cannot be built is known now, not after hours."""

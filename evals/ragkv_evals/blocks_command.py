@@ -1,7 +1,8 @@
 """The command `ragkv-eval blocks`, and what its figures say."""
 
+import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, median
@@ -15,9 +16,11 @@ from ragkv.cli.options import DEFAULT_MODEL
 from ragkv.errors import ConfigError
 from ragkv.models import load
 from ragkv_evals import statistics
-from ragkv_evals.blocks import SNAPKV, Answered, answer
+from ragkv_evals.blocks import SNAPKV, Answered, AnswerFile, answer
+from ragkv_evals.config import check_same, content_hash, prompt_hash
 from ragkv_evals.console import console, write_result
 from ragkv_evals.extras import need
+from ragkv_evals.long_text import SAMPLE
 from ragkv_evals.prompts import PromptCounter
 from ragkv_evals.speed_report import machine
 from ragkv_evals.tasks.base import Layout
@@ -52,7 +55,9 @@ def blocks(
     limit: Annotated[int, typer.Option(min=1, help="Questions to draw.")] = 50,
     seed: Annotated[int, typer.Option(help="Fixes what is drawn.")] = 0,
     device: Annotated[str | None, typer.Option(help="Such as cpu or cuda:0.", show_default="GPU if any")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for blocks.json and blocks.md.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the results; a benchmark that is there is continued.")
+    ] = None,
 ) -> None:
     """F1, citation F1 and time to first token on joined blocks of documents, against SnapKV on the whole prompt."""
     shares = _shares(recompute)
@@ -62,24 +67,50 @@ def blocks(
     loaded = load(model, device=device)
     drawn = random.Random(seed).sample(range(len(cases.ids)), len(cases.ids))[:limit]  # noqa: S311
     layout = Layout(context_tokens, None, seed, PromptCounter(loaded.tokenizer))
-    answered: list[Answered] = []
+    settings = {
+        "model": loaded.name,
+        "data_hash": content_hash(data or SAMPLE),
+        "context_tokens": context_tokens,
+        "budget": budget,
+        "recompute": shares,
+        "limit": limit,
+        "seed": seed,
+        "prompt_hash": prompt_hash(HOTPOTQA.prompt),
+    }
+    file = _answer_file(out, settings)
     with console.status("") as status:
         for done, index in enumerate(drawn):
             status.update(f"question {done + 1}/{len(drawn)}")
             example = cases.build(index, layout)
-            answered += answer(loaded, example, HOTPOTQA.score, budget, shares, HOTPOTQA.max_tokens)
-    found = rows(answered, HOTPOTQA.headline)
+            if example.id not in file:
+                file.add(answer(loaded, example, HOTPOTQA.score, budget, shares, HOTPOTQA.max_tokens))
+    found = rows(file.answers, HOTPOTQA.headline)
     console.print(rich_table(found, f"{loaded.name}, {context_tokens} tokens, {found[0].examples} questions"))
-    settings = {"model": loaded.name, "context_tokens": context_tokens, "budget": budget, "seed": seed}
     result = {
         **settings,
         **machine(loaded.model),
         "rows": [asdict(row) for row in found],
-        "answers": [asdict(each) for each in answered],
+        "answers": [asdict(each) for each in file.answers],
     }
     write_result(result, "blocks", out)
     if out is not None:
         (out / "blocks.md").write_text(markdown_table(found))
+
+
+def _answer_file(out: Path | None, settings: Mapping[str, object]) -> AnswerFile:
+    """The answers in the folder, if it holds the same benchmark.
+
+    Raises:
+        ConfigError: it holds another one.
+    """
+    if out is None:
+        return AnswerFile(None)
+    noted = out / "config.json"
+    if noted.exists():
+        check_same(settings, json.loads(noted.read_text()), out)
+    out.mkdir(parents=True, exist_ok=True)
+    noted.write_text(json.dumps(settings, indent=1) + "\n")
+    return AnswerFile(out / "answers.jsonl")
 
 
 def _shares(text: str) -> list[float]:

@@ -29,6 +29,8 @@ class RunConfig:
         shard: (i, n): every n-th example from the i-th on, i from 1.
         prompt_hash: of the texts around documents and question.
         shared_sets: whether questions share document sets, which are then read once.
+        decode_together: whether the policies of an example are decoded as one batch, which leaves their speed unknown.
+        must_cite: whether a grammar holds replies to the form of the citing prompt.
     """
 
     task: str
@@ -45,6 +47,8 @@ class RunConfig:
     shard: tuple[int, int]
     prompt_hash: str
     shared_sets: bool = False
+    decode_together: bool = False
+    must_cite: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """As it stands in config.json."""

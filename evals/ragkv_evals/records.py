@@ -23,6 +23,7 @@ class Outcome:
         documents_kept: the same share for every document of the prompt, in order.
         gold_kept: the texts of the first gold documents in pieces, (shade, text): 0 was kept by no head, 9 by all.
         ttft_s: seconds to the first token, of the prefill that all policies of an example share, compression included.
+        decode_tokens_per_s: after the first token; None where policies were decoded together.
         kv_bytes_full, kv_bytes_kept: of the prompt's K/V; None where a peer does not tell.
         peak_memory_bytes: most memory while the example was read and answered; None where the system does not tell.
     """
@@ -40,7 +41,7 @@ class Outcome:
     gold_kept: tuple[tuple[tuple[int, str], ...], ...]
     unprotected_tokens: int
     ttft_s: float
-    decode_tokens_per_s: float
+    decode_tokens_per_s: float | None
     kv_bytes_full: int | None
     kv_bytes_kept: int | None
     peak_memory_bytes: int | None

@@ -26,7 +26,7 @@ def summary_table(cells: Sequence[Mapping[str, Any]], task: Task) -> Table:
             _number(cell["agreement"]),
             _number(cell["kept_tokens"], 0),
             _number(cell["gold_survival"]),
-            f"{cell['decode_tokens_per_s']:.1f}",
+            _number(cell["decode_tokens_per_s"], 1),
         )
     return table
 

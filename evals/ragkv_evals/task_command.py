@@ -54,6 +54,15 @@ def command_for(task: Task) -> Callable[..., None]:
         shared_sets: Annotated[
             bool, typer.Option("--shared-sets", help="Questions share document sets, each of which is read once.")
         ] = False,
+        decode_together: Annotated[
+            bool,
+            typer.Option(
+                "--decode-together", help="All policies of an example as one batch: fast, but no decode speeds."
+            ),
+        ] = False,
+        must_cite: Annotated[
+            bool, typer.Option("--must-cite", help="Hold replies to the form of the prompt by a grammar.")
+        ] = False,
         ray: Annotated[bool, typer.Option("--ray", help="Spread the run over a Ray cluster.")] = False,
         ray_workers: Annotated[
             int | None, typer.Option(min=1, help="Workers on it.", show_default="one per GPU, or per machine")
@@ -62,6 +71,7 @@ def command_for(task: Task) -> Callable[..., None]:
         names, places = split_names(policies), parse_numbers("--depths", depths)
         lengths = tuple(map(int, parse_numbers("--context-tokens", context_tokens)))
         _check_layout(task, names, lengths, places, shared_sets)
+        _check_must_cite(task, must_cite)
         need("scipy")
         if ray:
             need("ray")
@@ -82,6 +92,8 @@ def command_for(task: Task) -> Callable[..., None]:
             shard=parse_shard(shard),
             prompt_hash=prompt_hash(task.prompt),
             shared_sets=shared_sets,
+            decode_together=decode_together,
+            must_cite=must_cite,
         )
         check_model(model)
         quieten()
@@ -124,6 +136,11 @@ def _check_layout(
         raise ConfigError(f"--depths {depths}: must be between 0 and 100 percent")
     if not task.has_documents and any(map(truncates, names)):
         raise ConfigError(f"truncate leaves out documents, and {task.name} has none: name other --policies")
+
+
+def _check_must_cite(task: Task, must_cite: bool) -> None:
+    if must_cite and not task.has_documents:
+        raise ConfigError(f"--must-cite: {task.name} has no documents to cite; leave it out")
 
 
 def parse_numbers(option: str, text: str) -> tuple[float, ...]:

@@ -40,6 +40,8 @@ def index(
 ) -> None:
     """Index documents and save the index in a folder, to be given to `ragkv ask`."""
     check_paths(paths)
+    if with_kv is None:
+        _refuse_kv_options(kv_disk_bytes, model, dtype, device)
     folder = None if with_kv is None else str(with_kv)
     chosen = options.chosen(
         "full", model=model, dtype=dtype, device=device, kv_dir=folder, kv_memory_bytes=0, kv_disk_bytes=kv_disk_bytes
@@ -54,6 +56,17 @@ def index(
     if with_kv is not None:
         _read_passages(built, chosen)
     write(f"{out}\n")
+
+
+def _refuse_kv_options(kv_disk_bytes: int, model: str, dtype: str | None, device: str | None) -> None:
+    given = {
+        "kv-disk-bytes": kv_disk_bytes != DISK_BYTES,
+        "model": model != options.DEFAULT_MODEL,
+        "dtype": dtype is not None,
+        "device": device is not None,
+    }
+    for name in (name for name, is_given in given.items() if is_given):
+        raise ConfigError(f"--{name} means nothing without --with-kv, since no model reads the passages: leave it out")
 
 
 def _read_passages(index: "Index", chosen: "ChatOptions") -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from conftest import EngineOf
@@ -89,6 +90,55 @@ def test_all_policies_share_one_prefill(engine: Engine, monkeypatch: pytest.Monk
     found = answers(engine, [*POLICIES, "truncate:200"])
     assert calls == [len(POLICIES), 1]
     assert len({found[name].ttft_s for name in POLICIES}) == 1
+
+
+def test_policies_decoded_together_reply_as_alone(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    names, batches = [*POLICIES, "truncate:200"], []
+    alone = answers(engine, names)
+    replies = Engine.replies
+
+    def counted(self: Engine, read: Sequence[tuple[Prompt, Prefilled]], *args: Any, **options: Any) -> Any:
+        batches.append(len(read))
+        return replies(self, read, *args, **options)
+
+    monkeypatch.setattr(Engine, "replies", counted)
+    found = list(EngineAnswerer(engine, together=True).answer(example(), names, 6))
+    assert batches == [len(POLICIES), 1]
+    assert [outcome.policy for outcome in found] == names
+    timed = {"ttft_s": 0.0, "peak_memory_bytes": None, "decode_tokens_per_s": None}
+    for outcome in found:
+        assert replace(outcome, **timed) == replace(alone[outcome.policy], **timed)
+        assert (outcome.decode_tokens_per_s is None) == (outcome.policy in POLICIES)
+
+
+def test_replies_can_be_held_to_citing_the_documents_that_were_read(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+
+    class Seven:
+        """Allows one token."""
+
+        def mask(self, logits: Tensor) -> Tensor:
+            return torch.full_like(logits, -torch.inf).index_fill(0, torch.tensor(7), 0.0)
+
+        def accept(self, token: int) -> None:
+            pass
+
+    def constraint(tokenizer: object, documents: Sequence[Document], *, eos_token_ids: frozenset[int]) -> Seven:
+        assert eos_token_ids == engine.loaded.eos_token_ids
+        seen.append(len(documents))
+        return Seven()
+
+    monkeypatch.setattr(answerers, "citation_constraint", constraint)
+    counter, whole = PromptCounter(engine.tokenizer), example()
+    frame = counter.frame(whole.question, whole.prompt)
+    one = frame + counter.document(whole.documents[0])
+    names = ["full", "snapkv:96,window_size=16", f"truncate:{one}", f"truncate:{frame}"]
+    outcomes = list(EngineAnswerer(engine, must_cite=True).answer(whole, names, 4))
+    assert seen == [4, 4, 1]  # none where no document is left
+    sevens = engine.tokenizer.decode([7] * 4).strip()
+    assert [outcome.reply == sevens for outcome in outcomes] == [True, True, True, False]
 
 
 def test_questions_about_one_set_read_it_once(engine: Engine) -> None:

@@ -1,4 +1,4 @@
-"""ragkv in LlamaIndex: a chat model on a compressed KV cache, cited answers, and embeddings."""
+"""ragkv in LlamaIndex: a chat model on a compressed KV cache, cited answers, embeddings and a long-term memory."""
 
 from ragkv.errors import MissingExtra
 
@@ -10,5 +10,6 @@ except ImportError as missing:
 from llama_index.llms.ragkv.base import ChatSnapKV
 from llama_index.llms.ragkv.citations import CitedAnswerSynthesizer
 from llama_index.llms.ragkv.embeddings import RagkvEmbedding
+from llama_index.llms.ragkv.memory import RecallMemoryBlock
 
-__all__ = ["ChatSnapKV", "CitedAnswerSynthesizer", "RagkvEmbedding"]
+__all__ = ["ChatSnapKV", "CitedAnswerSynthesizer", "RagkvEmbedding", "RecallMemoryBlock"]
