@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 from ragkv.errors import ConfigError, DocumentError
 from ragkv.models import LoadedModel
-from ragkv_evals.blocks import SNAPKV, Answered
-from ragkv_evals.blocks_command import markdown_table, rows
+from ragkv_evals.blocks import SNAPKV
 from ragkv_evals.cli import app
+from ragkv_evals.paired import Answered, markdown_table, rows
 from ragkv_evals.tasks.base import Example
 from tiny import tiny_model, tiny_tokenizer
 
@@ -66,12 +66,12 @@ def test_a_stopped_benchmark_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def _answered(mode: str, f1: float, seconds: float) -> Answered:
-    return Answered("a", mode, None, "", {"f1": f1}, seconds, 100, 25)
+    return Answered("a", mode, "", {"f1": f1}, seconds, 100, 25)
 
 
 def test_rows_compare_with_snapkv_on_the_same_examples() -> None:
     answered = [_answered(SNAPKV, f1, 4.0) for f1 in (0.5, 1.0)] + [_answered("blocks", f1, 0.5) for f1 in (0.25, 1.0)]
-    found = rows(answered, ["f1", "absent"])
+    found = rows(answered, ["f1", "absent"], SNAPKV)
     assert found[1].figures == {"f1": 0.625}
     assert found[1].differences["f1"].value == -0.125
     assert (found[1].speedup, found[1].computed_share) == (8, 0.25)

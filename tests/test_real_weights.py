@@ -9,6 +9,7 @@ import pytest
 
 from ragkv.answer import ask
 from ragkv.chat import Prompt, encode_text
+from ragkv.compare import prefill_many
 from ragkv.config import SamplingParams
 from ragkv.documents import Document
 from ragkv.engine import Engine
@@ -52,8 +53,9 @@ def found(engine: Engine, cases: list[tuple[Prompt, str]]) -> Counter[str]:
             "streaming": StreamingLLM(4, budget - 4),
             "full": FullKV(),
         }
-        for name, policy in policies.items():
-            reply = engine.generate([prompt], SamplingParams(max_tokens=10), policy=policy)[0]
+        read = prefill_many(engine.model, prompt, list(policies.values()))
+        replies = engine.replies([(prompt, each) for each in read], SamplingParams(max_tokens=10))
+        for name, reply in zip(policies, replies, strict=True):
             assert name == "full" or reply.stats.kept_tokens == budget
             counts[name] += number in reply.text
     return counts

@@ -6,7 +6,7 @@ whole prompt is read once for the full cache and for SnapKV, and all modes of an
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -19,32 +19,13 @@ from ragkv.kv_store import KVStore
 from ragkv.models import LoadedModel
 from ragkv.policies import FullKV, SnapKV
 from ragkv.prefill import Prefilled
+from ragkv_evals.paired import Answered
 from ragkv_evals.prompts import encode
-from ragkv_evals.tasks.base import Example
+from ragkv_evals.tasks.base import Example, Figures
 
 FULL, SNAPKV = "full", "full + SnapKV"
 
-Score = Callable[[Example, str], Mapping[str, float]]
-
-
-@dataclass(frozen=True)
-class Answered:
-    """One example answered in one mode.
-
-    Attributes:
-        recompute: share of the documents' tokens computed anew; None where the prompt was read whole.
-        ttft_s: seconds to read the prompt; of the full cache and SnapKV, those of the pass that they share.
-        computed_tokens: tokens of the prompt that were computed for the question.
-    """
-
-    example: str
-    mode: str
-    recompute: float | None
-    reply: str
-    figures: Mapping[str, float]
-    ttft_s: float
-    prompt_tokens: int
-    computed_tokens: int
+Score = Callable[[Example, str], Figures]
 
 
 def answer(
@@ -62,19 +43,18 @@ def answer(
     whole = encode(engine.tokenizer, example)
     read_documents(engine, documents, prompt)
 
-    read = _timed([FULL, SNAPKV], None, lambda: prefill_many(loaded.model, whole, [FullKV(), snapkv]))
+    read = _timed([FULL, SNAPKV], lambda: prefill_many(loaded.model, whole, [FullKV(), snapkv]))
     for share in shares:
 
         def on_blocks(share: float = share) -> list[Prefilled]:
             return [prefill_documents(engine, whole, documents, DocumentBlocks(share), prompt=prompt)]
 
-        read += _timed([f"blocks, {share:.0%} recomputed"], share, on_blocks)
+        read += _timed([f"blocks, {share:.0%} recomputed"], on_blocks)
     replies = engine.replies([(whole, each.prefilled) for each in read], SamplingParams(max_tokens=max_tokens))
     return [
         Answered(
             example=example.id,
             mode=each.mode,
-            recompute=each.recompute,
             reply=reply.text.strip(),
             figures=score(example, reply.text.strip()),
             ttft_s=each.seconds,
@@ -88,17 +68,16 @@ def answer(
 @dataclass(frozen=True)
 class _Read:
     mode: str
-    recompute: float | None
     prefilled: Prefilled
     seconds: float
 
 
-def _timed(modes: Sequence[str], recompute: float | None, read: Callable[[], list[Prefilled]]) -> list[_Read]:
+def _timed(modes: Sequence[str], read: Callable[[], list[Prefilled]]) -> list[_Read]:
     started = time.perf_counter()
     prefilled = read()
     int(prefilled[0].logits.argmax())  # waits for a GPU
     seconds = time.perf_counter() - started
-    return [_Read(mode, recompute, each, seconds) for mode, each in zip(modes, prefilled, strict=True)]
+    return [_Read(mode, each, seconds) for mode, each in zip(modes, prefilled, strict=True)]
 
 
 class AnswerFile:

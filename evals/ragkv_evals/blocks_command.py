@@ -1,49 +1,28 @@
-"""The command `ragkv-eval blocks`, and what its figures say."""
+"""The command `ragkv-eval blocks`."""
 
 import json
-import random
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from statistics import fmean, median
 from typing import Annotated
 
 import typer
-from rich.table import Table
 from transformers.utils import logging
 
 from ragkv.cli.options import DEFAULT_MODEL
 from ragkv.errors import ConfigError
 from ragkv.models import load
-from ragkv_evals import statistics
-from ragkv_evals.blocks import SNAPKV, Answered, AnswerFile, answer
+from ragkv_evals.blocks import SNAPKV, AnswerFile, answer
 from ragkv_evals.config import check_same, content_hash, prompt_hash
 from ragkv_evals.console import console, write_result
 from ragkv_evals.extras import need
 from ragkv_evals.long_text import SAMPLE
+from ragkv_evals.paired import markdown_table, rich_table, rows
 from ragkv_evals.prompts import PromptCounter
 from ragkv_evals.speed_report import machine
 from ragkv_evals.tasks.base import Layout
 from ragkv_evals.tasks.hotpotqa import HOTPOTQA
-
-
-@dataclass(frozen=True)
-class Row:
-    """One mode over all examples.
-
-    Attributes:
-        figures: means.
-        differences: to SnapKV on the whole prompt, example by example, with the bounds of their 95% intervals.
-        speedup: median time to first token of SnapKV on the whole prompt, over that of this mode.
-    """
-
-    mode: str
-    examples: int
-    figures: dict[str, float]
-    differences: dict[str, statistics.Interval]
-    ttft_s: float
-    speedup: float
-    computed_share: float
+from ragkv_evals.tasks.question import drawn
 
 
 def blocks(
@@ -65,7 +44,6 @@ def blocks(
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     cases = HOTPOTQA.open(data)
     loaded = load(model, device=device)
-    drawn = random.Random(seed).sample(range(len(cases.ids)), len(cases.ids))[:limit]  # noqa: S311
     layout = Layout(context_tokens, None, seed, PromptCounter(loaded.tokenizer))
     settings = {
         "model": loaded.name,
@@ -79,12 +57,12 @@ def blocks(
     }
     file = _answer_file(out, settings)
     with console.status("") as status:
-        for done, index in enumerate(drawn):
-            status.update(f"question {done + 1}/{len(drawn)}")
+        for done, index in enumerate(drawn(len(cases.ids), seed)[:limit], 1):
+            status.update(f"question {done}/{min(limit, len(cases.ids))}")
             example = cases.build(index, layout)
             if example.id not in file:
                 file.add(answer(loaded, example, HOTPOTQA.score, budget, shares, HOTPOTQA.max_tokens))
-    found = rows(file.answers, HOTPOTQA.headline)
+    found = rows(file.answers, HOTPOTQA.headline, SNAPKV)
     console.print(rich_table(found, f"{loaded.name}, {context_tokens} tokens, {found[0].examples} questions"))
     result = {
         **settings,
@@ -121,56 +99,3 @@ def _shares(text: str) -> list[float]:
     if not shares or not all(0 <= share <= 1 for share in shares):
         raise ConfigError(f"--recompute={text!r}: give shares from 0 to 1, such as 0,0.25")
     return shares
-
-
-def rows(answered: Sequence[Answered], names: Sequence[str]) -> list[Row]:
-    """One row per mode; only figures that every example has."""
-    by_mode: dict[str, list[Answered]] = {}
-    for each in answered:
-        by_mode.setdefault(each.mode, []).append(each)
-    shared = [name for name in names if all(name in each.figures for each in answered)]
-    return [_row(mode, each, by_mode[SNAPKV], shared) for mode, each in by_mode.items()]
-
-
-def _row(mode: str, answered: Sequence[Answered], baseline: Sequence[Answered], names: Sequence[str]) -> Row:
-    def figures(name: str, of: Sequence[Answered]) -> list[float]:
-        return [each.figures[name] for each in of]
-
-    ttft_s = median(each.ttft_s for each in answered)
-    return Row(
-        mode=mode,
-        examples=len(answered),
-        figures={name: fmean(figures(name, answered)) for name in names},
-        differences={name: statistics.difference(figures(name, answered), figures(name, baseline)) for name in names},
-        ttft_s=ttft_s,
-        speedup=median(each.ttft_s for each in baseline) / ttft_s,
-        computed_share=fmean(each.computed_tokens / each.prompt_tokens for each in answered),
-    )
-
-
-def _header(found: Sequence[Row]) -> tuple[str, ...]:
-    return ("mode", *found[0].figures, "first token s", "speed-up", "computed")
-
-
-def _texts(row: Row) -> tuple[str, ...]:
-    figures = [
-        f"{mean:.3f} ({row.differences[name].value:+.3f}, {row.differences[name].low:+.3f} to "
-        f"{row.differences[name].high:+.3f})"
-        for name, mean in row.figures.items()
-    ]
-    return (row.mode, *figures, f"{row.ttft_s:.3g}", f"{row.speedup:.3g}", f"{row.computed_share:.0%}")
-
-
-def rich_table(found: Sequence[Row], title: str) -> Table:
-    """For a terminal."""
-    table = Table(*_header(found), title=title)
-    for row in found:
-        table.add_row(*_texts(row))
-    return table
-
-
-def markdown_table(found: Sequence[Row]) -> str:
-    """For a README."""
-    header = _header(found)
-    lines = [header, (":--", *["--:"] * (len(header) - 1)), *map(_texts, found)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

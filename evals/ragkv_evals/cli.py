@@ -5,7 +5,7 @@ import sys
 import typer
 
 from ragkv.errors import RagkvError
-from ragkv_evals import blocks_command, memory_command, reuse_command, speed_command, streaming_command
+from ragkv_evals import blocks_command, memory_command, order_command, reuse_command, speed_command, streaming_command
 from ragkv_evals.console import console
 from ragkv_evals.peers.command import compare_peers
 from ragkv_evals.report.command import report
@@ -28,6 +28,7 @@ app.command()(streaming_command.streaming)
 app.command()(memory_command.memory)
 app.command()(reuse_command.reuse)
 app.command()(blocks_command.blocks)
+app.command()(order_command.order)
 
 
 def main() -> None:

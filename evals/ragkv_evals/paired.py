@@ -1,0 +1,100 @@
+"""Ways to read a prompt, compared example by example: means, paired differences to a baseline, and what they cost."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from rich.table import Table
+
+from ragkv_evals import statistics
+
+
+@dataclass(frozen=True)
+class Answered:
+    """One example answered in one mode.
+
+    Attributes:
+        ttft_s: seconds to read the prompt, of modes that share a pass those of that pass.
+        computed_tokens: tokens of the prompt that were computed for the question.
+    """
+
+    example: str
+    mode: str
+    reply: str
+    figures: Mapping[str, float]
+    ttft_s: float
+    prompt_tokens: int
+    computed_tokens: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """One mode over all examples.
+
+    Attributes:
+        figures: means.
+        differences: to the baseline, example by example, with the bounds of their 95% intervals.
+        speedup: median time to first token of the baseline, over that of this mode.
+        computed_share: mean share of the prompts' tokens that were computed.
+    """
+
+    mode: str
+    examples: int
+    figures: dict[str, float]
+    differences: dict[str, statistics.Interval]
+    ttft_s: float
+    speedup: float
+    computed_share: float
+
+
+def rows(answered: Sequence[Answered], names: Sequence[str], baseline: str) -> list[Row]:
+    """One row per mode; only figures that every example has."""
+    by_mode: dict[str, list[Answered]] = {}
+    for each in answered:
+        by_mode.setdefault(each.mode, []).append(each)
+    shared = [name for name in names if all(name in each.figures for each in answered)]
+    return [_row(mode, each, by_mode[baseline], shared) for mode, each in by_mode.items()]
+
+
+def _row(mode: str, answered: Sequence[Answered], baseline: Sequence[Answered], names: Sequence[str]) -> Row:
+    def figures(name: str, of: Sequence[Answered]) -> list[float]:
+        return [each.figures[name] for each in of]
+
+    ttft_s = median(each.ttft_s for each in answered)
+    return Row(
+        mode=mode,
+        examples=len(answered),
+        figures={name: fmean(figures(name, answered)) for name in names},
+        differences={name: statistics.difference(figures(name, answered), figures(name, baseline)) for name in names},
+        ttft_s=ttft_s,
+        speedup=median(each.ttft_s for each in baseline) / ttft_s,
+        computed_share=fmean(each.computed_tokens / each.prompt_tokens for each in answered),
+    )
+
+
+def _header(found: Sequence[Row]) -> tuple[str, ...]:
+    return ("mode", *found[0].figures, "first token s", "speed-up", "computed")
+
+
+def _texts(row: Row) -> tuple[str, ...]:
+    figures = [
+        f"{mean:.3f} ({row.differences[name].value:+.3f}, {row.differences[name].low:+.3f} to "
+        f"{row.differences[name].high:+.3f})"
+        for name, mean in row.figures.items()
+    ]
+    return (row.mode, *figures, f"{row.ttft_s:.3g}", f"{row.speedup:.3g}", f"{row.computed_share:.0%}")
+
+
+def rich_table(found: Sequence[Row], title: str) -> Table:
+    """For a terminal."""
+    table = Table(*_header(found), title=title)
+    for row in found:
+        table.add_row(*_texts(row))
+    return table
+
+
+def markdown_table(found: Sequence[Row]) -> str:
+    """For a README."""
+    header = _header(found)
+    lines = [header, (":--", *["--:"] * (len(header) - 1)), *map(_texts, found)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
