@@ -99,7 +99,7 @@ def _one_query(query: Tensor, key: Tensor, value: Tensor, scaling: float | None)
 
 
 def _flash(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any) -> Tensor:
-    if mask is not None:  # padded rows of a batch, or a sliding window: flash-attn takes no mask
+    if mask is not None:  # of a sliding window, or a caller's own: flash-attn takes no mask
         return _sdpa(module, query, key, value, mask, **kwargs)
     from flash_attn import flash_attn_func  # the optional extra [flash]
 

@@ -7,10 +7,9 @@ keep the rotation of the position they were seen at, so nothing moves when entri
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedConfig
-from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 _GROWTH = 256  # slots added when the buffer is full, so that a decoding step copies one token and not the cache
 
@@ -160,66 +159,9 @@ def kv_bytes_full(cache: Cache) -> int:
 
 
 def _parts(layer: object) -> Sequence[object]:
-    return layer.parts if isinstance(layer, CompressibleLayer) else [layer]
+    return getattr(layer, "parts", [layer])
 
 
 def _layer_bytes(layer: object) -> int:
     states = (getattr(layer, "keys", None), getattr(layer, "values", None))
     return sum(tensor.numel() * tensor.element_size() for tensor in states if tensor is not None)
-
-
-def joinable(caches: Sequence[Cache]) -> bool:
-    """Whether `join` can batch these: each layer is cut to one number of entries, or the row is shorter than that."""
-    if len(caches) < 2:
-        return True
-    lengths = [cache.get_seq_length() for cache in caches]
-    for rows in zip(*(compressible(cache) for cache in caches), strict=True):
-        layers = [layer for _, layer in rows]
-        if any(layer.parts != [layer] for layer in layers):
-            return False
-        held = [layer.keys.shape[-2] for layer in layers]
-        if any(entries != min(length, max(held)) for entries, length in zip(held, lengths, strict=True)):
-            return False
-    return True
-
-
-def join(caches: Sequence[Cache]) -> tuple[Cache, Tensor | None]:
-    """One cache for a batch out of single-row caches, left-padded to the longest; the rows' own caches are used up.
-
-    Raises:
-        ValueError: the rows are not `joinable`.
-
-    Returns:
-        The joined cache, and the mask (rows, longest logical length) that is False on padding, or None if no row has
-        any. A row's padding ends where its prompt begins, whether or not its entries were compressed: a compressed row
-        fills all the slots that there are.
-    """
-    joined, *others = caches
-    if not others:
-        return joined, None
-    if not joinable(caches):
-        raise ValueError("these rows keep different numbers of entries in one layer: put them side by side")
-    lengths = [cache.get_seq_length() for cache in caches]
-    longest = max(lengths)
-    for rows in zip(*(cache.layers for cache in caches), strict=True):
-        _join_layers(rows, longest)
-    for cache in others:
-        cache.layers.clear()  # else their entries would be held twice for as long as someone holds the row
-    if min(lengths) == longest:
-        return joined, None
-    slots = torch.arange(longest)
-    return joined, torch.stack([slots >= longest - length for length in lengths])
-
-
-def _join_layers(rows: Sequence[DynamicLayer], longest: int) -> None:
-    """Stack the rows' entries into the first row's layer."""
-    for name in ("keys", "values"):
-        states: list[Tensor] = [getattr(row, name) for row in rows]
-        slots = max(state.shape[-2] for state in states)
-        padded = [F.pad(state, (0, 0, slots - state.shape[-2], 0)) for state in states]
-        setattr(rows[0], name, torch.cat(padded))
-    first = rows[0]
-    if isinstance(first, CompressibleLayer):
-        first.seen, first.positions = longest, None
-    elif isinstance(first, DynamicSlidingWindowLayer):
-        first.cumulative_length = longest

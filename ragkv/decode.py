@@ -1,7 +1,4 @@
-"""One token at a time for a batch of rows, which leave as they finish.
-
-Rows whose entries line up share one cache, padded on the left; any others keep their own layers, side by side.
-"""
+"""One token at a time for a batch of rows, which leave as they finish."""
 
 from collections.abc import Sequence
 
@@ -9,9 +6,8 @@ import torch
 from transformers import PreTrainedModel
 
 from ragkv.backend import forward
-from ragkv.cache import join, joinable
 from ragkv.prefill import Prefilled
-from ragkv.rows import side_by_side
+from ragkv.rows import join
 
 
 class Decoder:
@@ -23,18 +19,14 @@ class Decoder:
 
     def __init__(self, model: PreTrainedModel, prefilled: Sequence[Prefilled]) -> None:
         self._model = model
-        caches = [row.cache for row in prefilled]
-        self._cache, mask = join(caches) if joinable(caches) else (side_by_side(caches), None)
-        self._mask = None if mask is None else mask.to(model.device)
+        self._cache = join([row.cache for row in prefilled])
         self._positions = torch.tensor([[row.length] for row in prefilled], device=model.device)
         self.logits = torch.cat([row.logits for row in prefilled])
 
     def step(self, tokens: Sequence[int]) -> None:
         """Append one token to every row and compute the logits behind it."""
         ids = torch.tensor(tokens, device=self._model.device).unsqueeze(1)
-        if self._mask is not None:
-            self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], dim=1)
-        self.logits = forward(self._model, ids, self._cache, self._positions, self._mask)
+        self.logits = forward(self._model, ids, self._cache, self._positions)
         self._positions = self._positions + 1
 
     def keep_rows(self, rows: Sequence[int]) -> None:
@@ -42,4 +34,3 @@ class Decoder:
         index = torch.tensor(rows, device=self._model.device)
         self._cache.batch_select_indices(index)
         self._positions, self.logits = self._positions[index], self.logits[index]
-        self._mask = None if self._mask is None else self._mask[index]

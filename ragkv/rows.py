@@ -1,19 +1,24 @@
-"""A layer of a batch whose rows do not line up: each row keeps its own cache layer, and nothing is padded.
+"""A batch out of prompts that were read one by one: layers whose rows are alike are stacked, all others stay apart.
 
-Its `update` returns tuples with the keys and the values of each row, themselves tuples by KV head or of one tensor for
-all heads, which `ragkv.attention` attends to row by row; transformers hands them from one to the other untouched.
+Nothing is padded, so no row needs a mask, and a short row never waits for the kernel to read the slots of a long one.
 """
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
+
+from ragkv.cache import CompressibleLayer
 
 ByRow = tuple[tuple[Tensor, ...], ...]
 
 
 class RowsLayer(CacheLayerMixin):
-    """K/V of rows that hold different numbers of entries; for decoding, where a token sees all entries of its row.
+    """Rows that hold different numbers of entries, each with a layer of its own; for decoding, where a token sees all.
+
+    Its `update` returns tuples with the keys and the values of each row, themselves tuples by KV head or of one tensor
+    for all heads, which `ragkv.attention` attends to row by row; transformers hands them on untouched.
 
     Args:
         rows: each row's layer, as its prompt left it; they are appended to.
@@ -35,6 +40,11 @@ class RowsLayer(CacheLayerMixin):
         keys, values = zip(*(row.update(*states) for row, *states in new), strict=True)
         return tuple(map(_by_head, keys)), tuple(map(_by_head, values))
 
+    @property
+    def parts(self) -> list[DynamicLayer]:
+        """The layers whose tensors hold the entries."""
+        return [part for row in self._rows for part in getattr(row, "parts", [row])]
+
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep only these rows."""
         self._rows = [self._rows[row] for row in indices.tolist()]
@@ -49,12 +59,32 @@ class RowsLayer(CacheLayerMixin):
         return max(row.get_max_length() for row in self._rows)
 
 
-def side_by_side(caches: Sequence[Cache]) -> Cache:
-    """One cache for a batch out of any single-row caches of a model; the rows' own caches are used up."""
-    together = Cache(layers=[RowsLayer(rows) for rows in zip(*(cache.layers for cache in caches), strict=True)])
-    for cache in caches:
-        cache.layers.clear()
-    return together
+def join(caches: Sequence[Cache]) -> Cache:
+    """One cache for a batch out of single-row caches of a model; the rows' own caches are used up."""
+    joined, *others = caches
+    if others:
+        joined.layers = [_joined(rows) for rows in zip(*(cache.layers for cache in caches), strict=True)]
+        for cache in others:
+            cache.layers.clear()  # else their entries would be held twice for as long as someone holds the row
+    return joined
+
+
+def _joined(rows: Sequence[DynamicLayer]) -> CacheLayerMixin:
+    first, shapes = rows[0], set(map(_shape, rows))
+    if None in shapes or len(shapes) > 1:
+        return RowsLayer(rows)
+    for name in ("keys", "values"):
+        setattr(first, name, torch.cat([getattr(row, name) for row in rows]))
+    if isinstance(first, CompressibleLayer):
+        first.seen, first.positions = max(row.get_seq_length() for row in rows), None
+    elif isinstance(first, DynamicSlidingWindowLayer):
+        first.cumulative_length = max(row.get_seq_length() for row in rows)
+    return first
+
+
+def _shape(layer: DynamicLayer) -> torch.Size | None:
+    """Of the tensor that holds the keys of all heads; None where there is none."""
+    return layer.keys.shape if layer.keys is not None and getattr(layer, "parts", [layer]) == [layer] else None
 
 
 def _by_head(states: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:

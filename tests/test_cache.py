@@ -1,4 +1,4 @@
-"""The cache: logical and physical length, growth, dropping, rolling back, joining, and honest byte counts."""
+"""The cache: logical and physical length, growth, dropping, rolling back, and honest byte counts."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from ragkv.cache import CompressibleLayer, compressible, join, kv_bytes, kv_bytes_full, new_cache
+from ragkv.cache import CompressibleLayer, compressible, kv_bytes, kv_bytes_full, new_cache
 from tiny import ARCHITECTURES
 
 
@@ -169,42 +169,3 @@ def test_bytes_are_those_of_the_tensors() -> None:
     cache.layers[1].keep(torch.arange(30).expand(1, 2, -1))
     assert kv_bytes(cache) == token * (23 + 30 + 23)
     assert kv_bytes_full(cache) == token * (23 + 100 + 23)
-
-
-def _cache_of(tokens: int, kept: int | None = None):
-    cache = new_cache(ARCHITECTURES["gemma3"]())
-    for layer in range(3):
-        cache.update(*_states(tokens, tokens), layer)
-    if kept is not None:
-        cache.layers[1].keep(torch.arange(tokens - kept, tokens).expand(1, 2, -1))
-    return cache
-
-
-def test_join_pads_on_the_left_and_masks_the_padding() -> None:
-    rows = [_cache_of(100, 50), _cache_of(30), _cache_of(60, 50)]
-    parts = [[(layer.keys.clone(), layer.values.clone()) for layer in cache.layers] for cache in rows]
-    joined, mask = join(rows)
-    assert mask is not None
-    assert mask.tolist() == [[slot >= 100 - length for slot in range(100)] for length in (100, 30, 60)]
-    assert joined.get_seq_length() == 100
-    for i, layer in enumerate(joined.layers):
-        physical, offset = layer.get_mask_sizes(0)
-        assert (physical, offset) == ((50, 50) if i == 1 else (23, 77))
-        for row, part in enumerate(parts):
-            length = part[i][0].shape[2]
-            assert torch.equal(layer.keys[row, :, physical - length :], part[i][0][0])
-            assert torch.equal(layer.values[row, :, physical - length :], part[i][1][0])
-            assert int(mask[row, offset : offset + physical].sum()) == length  # all that is padding is masked
-
-
-def test_rows_of_one_length_need_no_mask() -> None:
-    joined, mask = join([_cache_of(40), _cache_of(40)])
-    assert mask is None
-    assert joined.layers[1].keys.shape[0] == 2
-
-
-def test_joining_leaves_no_second_copy() -> None:
-    rows = [_cache_of(40), _cache_of(60), _cache_of(50)]
-    joined, _ = join(rows)
-    assert kv_bytes(joined) == sum(3 * 2 * 2 * n * 16 for n in (23, 60, 23))
-    assert [kv_bytes(cache) for cache in rows[1:]] == [0, 0]

@@ -1,4 +1,4 @@
-"""Layers whose KV heads hold different numbers of entries: exact, freed, and never joined by mistake."""
+"""Layers whose KV heads hold different numbers of entries: exact, freed, and in batches with any others."""
 
 import itertools
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 import reference
 from conftest import EngineOf, ModelOf
-from ragkv.cache import CompressibleLayer, compressible, join, joinable, kv_bytes, kv_bytes_full, own
+from ragkv.cache import CompressibleLayer, compressible, kv_bytes, kv_bytes_full, own
 from ragkv.chat import Prompt, Span
 from ragkv.config import SamplingParams
 from ragkv.decode import Decoder
@@ -151,29 +151,24 @@ def test_reset_forgets_everything() -> None:
 
 
 @pytest.mark.parametrize(
-    ("policies", "lengths", "together"),
+    ("policies", "lengths"),
     [
-        ((ADA, ADA), (LENGTH, LENGTH), False),
-        ((ADA, FullKV()), (LENGTH, LENGTH), False),
-        ((ADA, ADA), (30, BUDGET), True),  # kept whole
-        ((SnapKV(40, 8), SnapKV(40, 8)), (LENGTH, 35), True),
-        ((SnapKV(40, 8), SnapKV(48, 8)), (LENGTH, LENGTH), False),
-        ((SnapKV(40, 8), FullKV()), (LENGTH, 35), True),
-        ((SnapKV(40, 8), FullKV()), (LENGTH, 41), False),
-        ((PyramidKV(40, 8), PyramidKV(40, 8)), (LENGTH, 90), True),
-        ((PyramidKV(40, 8), PyramidKV(40, 8)), (LENGTH, 45), False),  # too short for so steep a slope
+        ((ADA, ADA), (LENGTH, LENGTH)),
+        ((ADA, FullKV()), (LENGTH, LENGTH)),
+        ((ADA, ADA), (30, BUDGET)),  # kept whole
+        ((SnapKV(40, 8), SnapKV(40, 8)), (LENGTH, 35)),
+        ((SnapKV(40, 8), SnapKV(48, 8)), (LENGTH, LENGTH)),
+        ((SnapKV(40, 8), FullKV()), (LENGTH, 35)),
+        ((SnapKV(40, 8), FullKV()), (LENGTH, 41)),
+        ((PyramidKV(40, 8), PyramidKV(40, 8)), (LENGTH, 90)),
+        ((PyramidKV(40, 8), PyramidKV(40, 8)), (LENGTH, 45)),  # too short for so steep a slope
     ],
 )
-def test_rows_are_joined_only_where_their_entries_line_up(
-    model_of: ModelOf, policies: tuple[Policy, ...], lengths: tuple[int, ...], together: bool
+def test_rows_of_any_policies_go_on_together(
+    model_of: ModelOf, policies: tuple[Policy, ...], lengths: tuple[int, ...]
 ) -> None:
     model = model_of("llama")
     rows = [prefill(model, random_prompt(n, seed=n), policy) for policy, n in zip(policies, lengths, strict=True)]
-    assert joinable([row.cache for row in rows]) == together
-    assert joinable([rows[0].cache])
-    if not together:
-        with pytest.raises(ValueError, match="put them side by side"):
-            join([row.cache for row in rows])
     alone = [
         Decoder(model, [prefill(model, random_prompt(n, seed=n), policy)])
         for policy, n in zip(policies, lengths, strict=True)
@@ -188,7 +183,7 @@ def test_rows_are_joined_only_where_their_entries_line_up(
 
 @pytest.mark.parametrize("policy", [ADA, PyramidKV(BUDGET, WINDOW)])
 def test_a_batch_replies_as_its_rows_do_alone(engine_of: EngineOf, policy: Policy) -> None:
-    """Rows that do not line up, too, and when they leave at different steps."""
+    """However unlike they are, and when they leave at different steps."""
     engine = engine_of("llama")
     prompts = [random_prompt(n, seed=n) for n in (LENGTH, 45, 90, 20)]
     sampling = [SamplingParams(max_tokens=n) for n in (8, 5, 12, 8)]

@@ -15,10 +15,11 @@ from transformers.cache_utils import Cache, DynamicCache
 
 from ragkv.attention import implementation_name
 from ragkv.backend import forward, prepare
-from ragkv.cache import compressible, join, kv_bytes
+from ragkv.cache import compressible, kv_bytes
 from ragkv.chat import Prompt
 from ragkv.policies import FullKV, Policy, SnapKV
 from ragkv.prefill import prefill
+from ragkv.rows import join
 
 BASE = "sdpa"
 
@@ -95,7 +96,7 @@ def measure(
     ids = torch.randint(3, model.config.vocab_size, (batch, length), generator=torch.Generator().manual_seed(length))
     started = _now(model)
     try:
-        cache, mask = _read(model, ids, system, chosen[0], window_size)
+        cache = _read(model, ids, system, chosen[0], window_size)
     except torch.OutOfMemoryError:
         return out_of_memory
     prefill_s, prefill_peak = _now(model) - started, _peak(model)
@@ -106,7 +107,7 @@ def measure(
         release()
         held = kv_bytes(cache)
         try:
-            ms = _decode(model, cache, mask, length + len(rows) * decode_tokens, batch, decode_tokens)
+            ms = _decode(model, cache, length + len(rows) * decode_tokens, batch, decode_tokens)
         except torch.OutOfMemoryError:
             rows.append(Row(system, budget, length, batch, "out of memory in decoding", prefill_s, None, prefill_peak))
             break
@@ -116,16 +117,14 @@ def measure(
     return rows
 
 
-def _read(
-    model: PreTrainedModel, ids: torch.Tensor, system: str, budget: int | None, window_size: int
-) -> tuple[Cache, torch.Tensor | None]:
+def _read(model: PreTrainedModel, ids: torch.Tensor, system: str, budget: int | None, window_size: int) -> Cache:
     """Transformers reads the batch at once; ragkv reads prompt by prompt and joins what it keeps of them."""
     if system == "transformers":
         model.set_attn_implementation(BASE)
         cache = DynamicCache(config=model.config)
         positions = torch.arange(ids.shape[1], device=model.device).expand(ids.shape[0], -1)
         forward(model, ids.to(model.device), cache, positions)
-        return cache, None
+        return cache
     model.set_attn_implementation(implementation_name(BASE))
     policy: Policy = FullKV() if budget is None else SnapKV(max_capacity_prompt=budget, window_size=window_size)
     return join([prefill(model, Prompt(tuple(row)), policy).cache for row in ids.tolist()])
@@ -138,16 +137,14 @@ def _cut(cache: Cache, budget: int) -> None:
         layer.keep(kept.expand(*layer.keys.shape[:2], -1))
 
 
-def _decode(
-    model: PreTrainedModel, cache: Cache, mask: torch.Tensor | None, length: int, batch: int, tokens: int
-) -> float:
+def _decode(model: PreTrainedModel, cache: Cache, length: int, batch: int, tokens: int) -> float:
     """Median milliseconds per step of the batch; the first step, which may compile or grow buffers, does not count."""
     seconds = []
     for step in range(tokens):
         ids = torch.full((batch, 1), 3 + step, device=model.device)
         positions = torch.full((batch, 1), length + step, device=model.device)
         started = _now(model)
-        forward(model, ids, cache, positions, mask)
+        forward(model, ids, cache, positions)
         seconds.append(_now(model) - started)
     return 1000 * median(seconds[1:])
 
