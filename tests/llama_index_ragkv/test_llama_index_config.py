@@ -30,7 +30,7 @@ HELLO = [ChatMessage(content="Hello!")]
 
 
 def test_public_names() -> None:
-    assert public == ["ChatSnapKV", "CitedAnswerSynthesizer", "RagkvEmbedding"]
+    assert public == ["ChatSnapKV", "CitedAnswerSynthesizer", "RagkvEmbedding", "RecallMemoryBlock"]
     assert issubclass(ChatSnapKV, FunctionCallingLLM)
     assert ChatSnapKV.class_name() == "ChatSnapKV"
     assert RagkvEmbedding.class_name() == "RagkvEmbedding"
