@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from conftest import ModelOf
 from ragkv.errors import ConfigError, DocumentError
 from ragkv_evals.cli import app
+from ragkv_evals.first_layers import first_layers
 from ragkv_evals.long_text import long_text
 from ragkv_evals.peers.environment import Peer, PeerError, PeerProcess, find
 from ragkv_evals.speed import Cell, PeerVariant, Read, in_process_variants, measure
@@ -209,6 +211,34 @@ def test_the_command_prints_one_json_object_and_writes_both_files(tmp_path: Path
     assert [row["variant"] for row in result["rows"][:3]] == ["transformers", "ragkv FullKV", "ragkv SnapKV"]
     assert json.loads((tmp_path / "out" / "speed.json").read_text()) == result
     assert (tmp_path / "out" / "speed.md").read_text().startswith("| tokens |")
+
+
+def test_a_model_can_be_cut_to_its_first_layers(tmp_path: Path) -> None:
+    plain_model("llama").save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    command = ["speed", "--model", str(tmp_path / "model"), "--lengths", "128", "--decode-tokens", "2"]
+    whole, cut = (
+        json.loads(CliRunner().invoke(app, [*command, "--repeats", "1", *options], catch_exceptions=False).stdout)
+        for options in ([], ["--layers", "2"])
+    )
+    assert cut["model"] == f"{tmp_path / 'model'}, first 2 layers"
+    assert [3 * row["kv_bytes_full"] for row in cut["rows"]] == [2 * row["kv_bytes_full"] for row in whole["rows"]]
+    with pytest.raises(ConfigError, match="--layers=4: the model has 3"):
+        CliRunner().invoke(app, [*command, "--layers", "4"], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_the_first_layers_are_those_of_the_model(tmp_path: Path, name: str) -> None:
+    model = plain_model(name)
+    model.save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    with first_layers(str(tmp_path), 2) as folder:
+        cut = AutoModelForCausalLM.from_pretrained(folder)
+    assert not Path(folder).exists()
+    assert cut.config.num_hidden_layers == 2
+    kept, every = cut.state_dict(), model.state_dict()
+    assert kept.keys() == {name for name in every if "layers.2" not in name}
+    assert all(torch.equal(kept[name], every[name]) for name in kept)
 
 
 @pytest.mark.parametrize(

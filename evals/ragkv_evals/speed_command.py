@@ -1,7 +1,7 @@
 """The commands `ragkv-eval speed` and `ragkv-eval peers`."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +14,7 @@ from ragkv.errors import ConfigError
 from ragkv.models import LoadedModel, load, resolve
 from ragkv_evals import speed_report
 from ragkv_evals.console import console, write_result
+from ragkv_evals.first_layers import first_layers
 from ragkv_evals.long_text import long_text
 from ragkv_evals.peers.environment import Peer, PeerProcess, find, install
 from ragkv_evals.speed import KERNEL_SIZE, WINDOW_SIZE, PeerVariant, Variant, in_process_variants, measure
@@ -26,6 +27,10 @@ def speed(
     decode_tokens: Annotated[int, typer.Option(min=1, help="Tokens decoded after each prompt.")] = 32,
     repeats: Annotated[int, typer.Option(min=1, help="Rounds over all variants; medians are reported.")] = 3,
     peers: Annotated[str, typer.Option(help="Also measure these, each in its own environment: kvpress.")] = "",
+    layers: Annotated[
+        int | None,
+        typer.Option(help="Only the model's first layers: the same ratios in less time.", show_default="all"),
+    ] = None,
     text: Annotated[Path | None, typer.Option(help="Text file to read instead of the bundled sample.")] = None,
     device: Annotated[str | None, typer.Option(help="Such as cpu or cuda:0.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for speed.json and speed.md.")] = None,
@@ -34,15 +39,19 @@ def speed(
     wanted = _lengths(lengths, budget)
     found = [find(name.strip()) for name in peers.split(",") if name.strip()]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    loaded = load(model, device=device)
-    # The longest prompt leaves room for the tokens decoded behind it.
-    fitting = sorted({min(length, loaded.context_length - decode_tokens) for length in wanted})
-    tokens = long_text(loaded.tokenizer, fitting[-1] + decode_tokens, text)
-    with _peer_variants(found, loaded, resolve(model)) as (beside, versions), console.status("") as status:
+    with ExitStack() as stack:
+        folder = resolve(model) if layers is None else stack.enter_context(first_layers(resolve(model), layers))
+        loaded = load(model if layers is None else folder, device=device)
+        # The longest prompt leaves room for the tokens decoded behind it.
+        fitting = sorted({min(length, loaded.context_length - decode_tokens) for length in wanted})
+        tokens = long_text(loaded.tokenizer, fitting[-1] + decode_tokens, text)
+        beside, versions = stack.enter_context(_peer_variants(found, loaded, folder))
+        status = stack.enter_context(console.status(""))
         variants = [*in_process_variants(loaded.model, loaded.attn_implementation), *beside]
         cells = measure(variants, tokens, fitting, budget, decode_tokens, repeats, status.update)
+    name = loaded.name if layers is None else f"{model}, first {layers} layers"
     settings = {
-        "model": loaded.name,
+        "model": name,
         "attn_implementation": loaded.attn_implementation,
         "decode_tokens": decode_tokens,
         "repeats": repeats,
@@ -51,7 +60,7 @@ def speed(
         **speed_report.machine(loaded.model),
         "peer_versions": versions,
     }
-    console.print(speed_report.rich_table(cells, f"{loaded.name}, medians of {repeats} repeats"))
+    console.print(speed_report.rich_table(cells, f"{name}, medians of {repeats} repeats"))
     write_result(speed_report.as_json(cells, settings), "speed", out)
     if out is not None:
         (out / "speed.md").write_text(speed_report.markdown_table(cells))
