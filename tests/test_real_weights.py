@@ -29,7 +29,7 @@ def smollm() -> Engine:
 
 @pytest.fixture(scope="module")
 def qwen() -> Engine:
-    return Engine(load("qwen2.5-coder-0.5b"))
+    return Engine(load("qwen2.5-coder-1.5b"))  # the 0.5B finds two of the four lines
 
 
 def needle(engine: Engine, rng: random.Random) -> tuple[Prompt, str]:
@@ -87,7 +87,7 @@ def test_a_cited_answer_to_a_real_question(smollm: Engine) -> None:
 
 @pytest.mark.qwen
 def test_snapkv_retrieves_lines_of_longeval(qwen: Engine) -> None:
-    """LongEval line retrieval at 5K tokens."""
+    """LongEval line retrieval at 3.3K tokens."""
     cases = [(encode_text(qwen.tokenizer, row["prompt"] + _start(row)), str(row["expected_number"])) for row in LINES]
     counts = found(qwen, cases)
     assert counts["full"] > len(LINES) // 2, f"the model does not find the lines in the full cache: {counts}"
