@@ -109,4 +109,4 @@ class AnswerFile:
         self.answers += answers
         if self._path is not None:
             with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps([asdict(each) for each in answers], ensure_ascii=False) + "\n")
+                file.write(json.dumps([asdict(each) for each in answers]) + "\n")

@@ -17,7 +17,7 @@ def first_layers(folder: str, layers: int) -> Iterator[str]:
         ConfigError: the model has fewer.
     """
     model = AutoModelForCausalLM.from_pretrained(folder)
-    decoder, config = model.get_decoder(), model.config
+    decoder, config = model.get_decoder(), model.config  # type: ignore[no-untyped-call]
     if not 1 <= layers <= len(decoder.layers):
         raise ConfigError(f"--layers={layers}: the model has {len(decoder.layers)}; name from 1 to that many")
     decoder.layers = decoder.layers[:layers]

@@ -41,7 +41,7 @@ def read_conversations(path: Path, limit: int | None = None) -> list[Conversatio
         DocumentError: the file cannot be read, or holds rows of another kind.
     """
     try:
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[:limit] if line.strip()]
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:limit] if line.strip()]
     except (OSError, ValueError) as error:
         raise DocumentError(f"cannot read {path} as JSON lines ({error})") from error
     try:

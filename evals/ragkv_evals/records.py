@@ -123,10 +123,8 @@ def read(path: Path) -> list[Record]:
 def _complete(path: Path) -> Iterator[Record]:
     if not path.exists():
         return
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    for number, line in enumerate(lines, 1):
-        if number == len(lines) and not line.endswith("\n"):
-            return
+    *whole, _ = path.read_text(encoding="utf-8").split("\n")  # behind the last line end, what a kill left
+    for number, line in enumerate(whole, 1):
         try:
             yield Record.parse(line)
         except (ValueError, TypeError, KeyError) as error:
@@ -144,4 +142,4 @@ def _rewritten(path: Path, records: Iterable[Record]) -> IO[str]:
 
 
 def _line(record: Record) -> str:
-    return json.dumps(asdict(record), ensure_ascii=False) + "\n"
+    return json.dumps(asdict(record)) + "\n"

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from ragkv.prompt import CitePrompt
 from ragkv_evals.answering import Answering
 from ragkv_evals.config import RunConfig
 from ragkv_evals.plan import Job, Pace, plan
-from ragkv_evals.records import Outcome, Record, read
+from ragkv_evals.records import Outcome, Record, RecordFile, read
 from ragkv_evals.run import RunFolder, missing, run
 from ragkv_evals.summary import summarize
 from ragkv_evals.tasks.base import Example, Layout, Task
@@ -184,6 +184,19 @@ def test_a_line_cut_in_the_middle_is_done_again(tmp_path: Path) -> None:
     start(tmp_path, again)
     assert [names for _, names in again.asked] == [("snapkv:16,window_size=8",)]
     assert without_times(file) == whole
+
+
+@pytest.mark.parametrize("separator", ["\u2028", "\x85", "\x0b"])
+def test_line_separators_in_a_text_do_not_end_a_record(tmp_path: Path, separator: str) -> None:
+    (record, *_) = start(tmp_path / "run", Scripted())
+    odd = replace(record, question=f"one{separator}two")
+    file = RecordFile(tmp_path / "odd.jsonl")
+    file.append(odd)
+    file.close()
+    assert RecordFile(tmp_path / "odd.jsonl").records == [odd]
+    raw = json.dumps(asdict(odd), ensure_ascii=False) + "\n"  # as earlier versions wrote it
+    (tmp_path / "raw.jsonl").write_text(raw, encoding="utf-8")
+    assert RecordFile(tmp_path / "raw.jsonl").records == [odd]
 
 
 def test_a_broken_line_elsewhere_is_refused(tmp_path: Path) -> None:

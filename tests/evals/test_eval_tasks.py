@@ -13,7 +13,7 @@ from ragkv.documents import Document
 from ragkv.errors import DocumentError
 from ragkv.prompt import CitePrompt
 from ragkv_evals.tasks import TASKS
-from ragkv_evals.tasks.base import Example, Layout
+from ragkv_evals.tasks.base import Example, Layout, read_rows
 from ragkv_evals.tasks.bioasq import passage
 from ragkv_evals.tasks.citation import PROMPT
 from ragkv_evals.tasks.question import drawn
@@ -387,3 +387,9 @@ def test_lines_in_another_format_are_named(tmp_path: Path, name: str, line: str,
     path.write_text(line)
     with pytest.raises(DocumentError, match=message):
         TASKS[name].open(path)
+
+
+def test_a_separator_inside_a_string_does_not_end_a_row(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"text": "one\u2028two"}\r\n\n{"text": "three\x85"}\n', encoding="utf-8")
+    assert [row["text"] for row in read_rows(file, ("text",), "Get it.")] == ["one\u2028two", "three\x85"]

@@ -151,7 +151,8 @@ def _parsed(text: str, path: Path, get: str) -> Iterator[tuple[str, Any]]:
         rows = _json(text, f"--data {path}", get)
         yield from ((f"--data {path}, entry {number}", row) for number, row in enumerate(rows, 1))
         return
-    for number, line in enumerate(text.splitlines(), 1):
+    # Only "\n" ends a row: str.splitlines would also cut at U+2028, which JSON strings may hold.
+    for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             where = f"--data {path}, line {number}"
             yield where, _json(line, where, get)
