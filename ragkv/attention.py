@@ -20,6 +20,8 @@ from ragkv.errors import ConfigError
 
 BASES = ("sdpa", "flash_attention_2")
 
+_MASKED_QUERIES = 512  # so many at a time: what a mask hides at either end of their keys is not computed
+
 States = Tensor | tuple[Tensor, ...] | tuple[tuple[Tensor, ...], ...]
 """Keys or values: of all rows and heads in one, by KV head, or by row and then by KV head."""
 
@@ -83,7 +85,31 @@ def _sdpa(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Te
     if mask is None and 1 < queries < keys:
         scaling = kwargs.get("scaling") or 1 / math.sqrt(query.shape[-1])
         return causal_attention(query, key, value, scaling).transpose(1, 2).contiguous()
+    if mask is not None and mask.dtype == torch.bool and mask.shape[-2] == queries > 1 and mask.device.type == "cpu":
+        return masked_attention(module, query, key, value, mask, **kwargs)
     return sdpa_attention_forward(module, query, key, value, mask, **kwargs)[0]
+
+
+def masked_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **kwargs: Any
+) -> Tensor:
+    """Attention under a mask, for some queries at a time over the stretch of keys that these see.
+
+    The kernel computes what is masked, too: without the cut, that is half of all pairs of a causal mask, and nearly all
+    of a sliding window.
+
+    Args:
+        query: (batch, heads, queries, head_dim).
+        key, value: (batch, kv_heads, keys, head_dim).
+        mask: (1 or batch, 1 or heads, queries, keys) bool; every query sees a key.
+    """
+    outputs = []
+    for some, seen in zip(*(torch.split(each, _MASKED_QUERIES, dim=2) for each in (query, mask)), strict=True):
+        places = seen.flatten(0, 2).any(dim=0).nonzero()
+        keys = slice(int(places[0]), int(places[-1]) + 1)
+        attended = sdpa_attention_forward(module, some, key[:, :, keys], value[:, :, keys], seen[..., keys], **kwargs)
+        outputs.append(attended[0])
+    return torch.cat(outputs, dim=1)
 
 
 def _one_query(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:

@@ -5,8 +5,9 @@ read on them and votes; headers, the documents' first tokens and the best-voted 
 attention (CacheBlend, arXiv 2405.16444, with SnapKV's votes; EPIC, arXiv 2410.15332, for first tokens).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise, takewhile
 
 from ragkv.backend import bytes_per_token
 from ragkv.chat import Prompt, Span, encode_chat
@@ -109,10 +110,11 @@ def prefill_documents(
         return prefill(model, whole, policy, on_layer=on_layer, store=engine.store)
     stored = [_stored(engine, document, prompt, on_layer) for document in documents]
     texts = [span for span in whole.spans if span.kind == "document"]
-    pieces = [piece for each, text in zip(stored, texts, strict=True) for piece in each.pieces(text)]
-    first = [(text.start, min(text.end, text.start + blocks.first_tokens)) for text in texts]
-    inside = [(text.start, text.end) for text in texts]
-    read = read_on_pieces(model, whole, policy, pieces, rotations, first, inside, blocks.recompute, on_layer)
+    pieces = [each.piece(whole.ids, text) for each, text in zip(stored, texts, strict=True)]
+    # The first document stands where it was read, so nothing of it is approximate.
+    begun = [(before.end, min(text.end, text.start + blocks.first_tokens)) for before, text in pairwise(texts)]
+    inside = [(text.start, text.end) for text in texts[1:]]
+    read = read_on_pieces(model, whole, policy, pieces, rotations, begun, inside, blocks.recompute, on_layer)
     read.cache_creation_tokens = sum(each.computed for each in stored)
     return read
 
@@ -122,20 +124,25 @@ class _Stored:
     """What a store has of a document.
 
     Attributes:
-        prefix: of the prompt of the document alone, up to the end of its text.
+        ids: the prompt of the document alone, up to the end of its text.
         start: of the text in that prompt.
+        prefix: its K/V.
         computed: tokens that had to be read now.
     """
 
-    prefix: Prefix
+    ids: Sequence[int]
     start: int
+    prefix: Prefix
     computed: int
 
-    def pieces(self, text: Span) -> Iterator[Piece]:
-        """The text for its place in another prompt; and what stands before the first one, which is the same in both."""
-        yield Piece(self.prefix.blocks, self.start, text.start, self.prefix.length - self.start)
-        if text.document == 1:
-            yield Piece(self.prefix.blocks, 0, 0, self.start)
+    def piece(self, whole: Sequence[int], text: Span) -> Piece:
+        """The text for its place in another prompt, with as much before it as is the same there.
+
+        That is the header behind its number, and for the first document all that stands before it.
+        """
+        before = zip(reversed(self.ids[: self.start]), reversed(whole[: text.start]), strict=False)
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], before))
+        return Piece(self.prefix.blocks, self.start - same, text.start - same, len(self.ids) - self.start + same)
 
 
 def _stored(engine: Engine, document: Document, prompt: CitePrompt, on_layer: LayerCallback | None = None) -> _Stored:
@@ -143,12 +150,12 @@ def _stored(engine: Engine, document: Document, prompt: CitePrompt, on_layer: La
     ids, start = _alone(engine, document, prompt)
     prefix = store.longest_prefix(engine.model, ids)
     if prefix.length == len(ids):
-        return _Stored(prefix, start, 0)
+        return _Stored(ids, start, prefix, 0)
     read = prefill(engine.model, Prompt(ids), FullKV(), on_layer=on_layer, store=store)
     prefix = store.longest_prefix(engine.model, ids)
     if prefix.length < len(ids):
         raise ConfigError(f"the store has no room for a document of {len(ids)} tokens: raise its bounds")
-    return _Stored(prefix, start, read.length - read.cache_read_tokens)
+    return _Stored(ids, start, prefix, read.length - read.cache_read_tokens)
 
 
 def _check_movable(engine: Engine) -> None:

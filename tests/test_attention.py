@@ -3,10 +3,11 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from conftest import ModelOf
-from ragkv.attention import causal_attention, implementation_name
+from ragkv import attention
+from ragkv.attention import causal_attention, implementation_name, masked_attention
 from ragkv.backend import forward
 from ragkv.cache import new_cache
 from ragkv.errors import ConfigError
@@ -60,6 +61,36 @@ def test_merging_survives_logits_that_overflow_exponentials() -> None:
     query = query * 500
     expected = F.scaled_dot_product_attention(query, key, value, attn_mask=_bottom_right(4, 12), scale=1.0)
     torch.testing.assert_close(causal_attention(query, key, value, 1.0), expected, rtol=1e-5, atol=1e-5)
+
+
+def _scattered(queries: int, keys: int, window: int) -> Tensor:
+    """The mask of tokens that are computed anew here and there: each sees itself and what stands shortly before it."""
+    places = torch.randperm(keys, generator=torch.Generator().manual_seed(keys))[:queries].sort().values
+    distance = places.unsqueeze(1) - torch.arange(keys)
+    return ((distance >= 0) & (distance < window))[None, None]
+
+
+@pytest.mark.parametrize("window", [200, 9])
+def test_what_a_mask_hides_is_not_computed(monkeypatch: pytest.MonkeyPatch, window: int) -> None:
+    monkeypatch.setattr(attention, "_MASKED_QUERIES", 16)
+    query, key, value = (states.double() for states in _states(50, 200, 1, group=2))
+    mask = _scattered(50, 200, window)
+    stretches: list[int] = []
+    plain = attention.sdpa_attention_forward
+
+    def counted(module: nn.Module, query: Tensor, key: Tensor, *args: Tensor, **kwargs: float) -> tuple[Tensor, None]:
+        stretches.append(key.shape[-2])
+        return plain(module, query, key, *args, **kwargs)
+
+    module = nn.Module()
+    module.num_key_value_groups = 2  # type: ignore[assignment]
+    (expected, _) = plain(module, query, key, value, mask, scaling=0.4)
+    monkeypatch.setattr(attention, "sdpa_attention_forward", counted)
+    found = masked_attention(module, query, key, value, mask, scaling=0.4)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    places = [mask[0, 0, n : n + 16].any(dim=0).nonzero() for n in range(0, 50, 16)]
+    assert stretches == [int(seen[-1] - seen[0]) + 1 for seen in places]
+    assert stretches[0] < 100
 
 
 def test_unknown_implementations_are_refused_by_name() -> None:

@@ -1,10 +1,16 @@
 """Blocks of documents: exact where they must be, an approximation that recomputation takes back elsewhere."""
 
+from itertools import pairwise
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from conftest import EngineOf
 from ragkv.answer import ask
+from ragkv.backend import forward
 from ragkv.cache import compressible
 from ragkv.chat import Prompt, encode_chat
 from ragkv.config import SamplingParams
@@ -45,6 +51,7 @@ def test_recomputing_all_is_exact(engine_of: EngineOf, name: str) -> None:
     engine = _engine(engine_of(name))
     whole, read = _read(engine, DOCUMENTS, ALL)
     fresh = prefill(engine.model, whole, SNAPKV)
+    assert read.cache_read_tokens == next(span.end for span in whole.spans if span.kind == "document")  # it is exact
     torch.testing.assert_close(read.logits, fresh.logits, rtol=1e-4, atol=1e-4)
     for (_, mine), (_, other) in zip(compressible(read.cache), compressible(fresh.cache), strict=True):
         assert mine.positions is not None
@@ -107,6 +114,33 @@ def test_recomputation_takes_the_error_back(engine_of: EngineOf) -> None:
     assert errors == sorted(errors, reverse=True)
     assert errors[0] > 1 > 1e-2 > errors[-1]
     assert read_tokens == sorted(read_tokens, reverse=True)
+
+
+def test_the_question_votes_on_stored_headers(engine_of: EngineOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands behind a header's number is there, so the pass that votes needs only to compute the rest."""
+    engine, passes = _engine(engine_of("llama")), list[int]()
+    read_documents(engine, DOCUMENTS, PROMPT)
+
+    def counted(model: PreTrainedModel, ids: Tensor, *args: Any) -> Tensor:
+        passes.append(ids.shape[1])
+        return forward(model, ids, *args)
+
+    monkeypatch.setattr("ragkv.kv_store.blend.forward", counted)
+    whole, _ = _read(engine, DOCUMENTS, DocumentBlocks(1e-9, 0))
+    numbers_and_rest = len(whole)
+    for document, text in zip(DOCUMENTS, (span for span in whole.spans if span.kind == "document"), strict=True):
+        alone = encode_chat(engine.tokenizer, PROMPT.messages("?", [document]))
+        start = next(span.start for span in alone.spans if span.kind == "document")
+        same = 0
+        while same < start and alone.ids[start - same - 1] == whole.ids[text.start - same - 1]:
+            same += 1
+        assert same == start if text.document == 1 else 0 < same < start
+        numbers_and_rest -= same + text.end - text.start
+    headers = [after.start - before.end for before, after in pairwise(s for s in whole.spans if s.kind == "document")]
+    texts = [span.end - span.start for span in whole.spans if span.kind == "document"]
+    first = next(span.start for span in whole.spans if span.kind == "document")
+    assert passes == [numbers_and_rest, len(whole) - sum(texts) - first]
+    assert passes[1] - passes[0] > sum(headers) / 2
 
 
 def test_documents_are_read_once_in_any_set_and_order(engine_of: EngineOf) -> None:

@@ -48,12 +48,12 @@ def read_on_pieces(
         fresh[piece.target : piece.target + piece.length] = False
     # The observation window is contiguous: its queries are the last ones of the pass.
     windows = max(window_size, policy.observation_window(prompt.question_tokens))
-    for start, end in [*anew, (max(0, len(prompt) - windows), len(prompt))]:
+    fresh[max(0, len(prompt) - windows) :] = True
+    votes = _votes(model, prompt, pieces, rotations, fresh, window_size, on_layer) if share else None
+    for start, end in anew:
         fresh[start:end] = True
-    if share:
-        votes = _Votes(_joined(model, prompt, pieces, rotations, fresh), len(prompt), window_size, on_layer)
-        _forward(model, prompt, votes.cache, fresh, votes)
-        fresh = fresh | best_voted(votes.total.cpu(), fresh, eligible, share)
+    if votes is not None:
+        fresh |= best_voted(votes, fresh, eligible, share)
     cache = _joined(model, prompt, pieces, rotations, fresh)
     observer = PrefillObserver(cache, policy, prompt, on_layer)
     read = observer.prefilled(_forward(model, prompt, cache, fresh, observer))
@@ -96,6 +96,21 @@ def _forward(
     ids = torch.tensor(prompt.ids, device=model.device)[positions].unsqueeze(0)
     mask = positions.unsqueeze(1) >= torch.arange(len(prompt), device=model.device)
     return forward(model, ids, cache, positions.unsqueeze(0), mask[None, None], observer)
+
+
+def _votes(
+    model: PreTrainedModel,
+    prompt: Prompt,
+    pieces: Sequence[Piece],
+    rotations: Sequence[Rotation | None],
+    fresh: Tensor,
+    window_size: int,
+    on_layer: LayerCallback | None,
+) -> Tensor:
+    """What the question looks at on the pieces as they are, in a pass of its own: (length - window_size,)."""
+    votes = _Votes(_joined(model, prompt, pieces, rotations, fresh), len(prompt), window_size, on_layer)
+    _forward(model, prompt, votes.cache, fresh, votes)
+    return votes.total.cpu()
 
 
 class _Votes:
