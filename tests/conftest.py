@@ -1,8 +1,10 @@
 """Fixtures that the whole suite shares: tiny models are built once, and one thread each is fastest for them."""
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -50,3 +52,22 @@ def cores_to_spare() -> Iterator[None]:
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
     yield
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def two_questions(tmp_path: Path) -> Path:
+    """A file in the form of HotpotQA: two questions of three short paragraphs each, the first of which is gold."""
+    rows = [
+        {
+            "id": f"q{q}",
+            "question": f"What is {q}?",
+            "answer": str(q),
+            "type": "bridge",
+            "supporting": [[f"Title {q}-0", 0]],
+            "paragraphs": [{"title": f"Title {q}-{p}", "sentences": [f"Number {q} {p}."]} for p in range(3)],
+        }
+        for q in range(2)
+    ]
+    path = tmp_path / "two_questions.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path

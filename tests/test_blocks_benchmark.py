@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from ragkv.errors import ConfigError, DocumentError
+from ragkv.errors import ConfigError
 from ragkv.models import LoadedModel
 from ragkv_evals.blocks import SNAPKV
 from ragkv_evals.cli import app
@@ -38,12 +38,25 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (tmp_path / "blocks.md").read_text().startswith("| mode |")
 
 
+def test_shared_sets_are_read_once(two_questions: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All questions but the first of a set give no time, and the replies are those on a store of their own."""
+    loaded = LoadedModel(tiny_model("llama"), tiny_tokenizer(), "tiny", 8192, (2,), "sdpa")
+    monkeypatch.setattr("ragkv_evals.blocks_command.load", lambda model, device=None: loaded)
+    command = ["blocks", "--data", str(two_questions), "--context-tokens", "7000", "--recompute", "1", "--shared-sets"]
+    done = CliRunner().invoke(app, command, catch_exceptions=False)
+    answers = json.loads(done.stdout)["answers"]
+    assert [answer["ttft_s"] is None for answer in answers] == [False] * 3 + [True, True, False]
+    assert all(answer["computed_tokens"] == answer["prompt_tokens"] for answer in answers if "full" in answer["mode"])
+    for snapkv, exact in zip(answers[1::3], answers[2::3], strict=True):
+        assert snapkv["reply"] == exact["reply"]
+
+
 def test_a_stopped_benchmark_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = LoadedModel(tiny_model("llama"), tiny_tokenizer(), "tiny", 8192, (2,), "sdpa")
     monkeypatch.setattr("ragkv_evals.blocks_command.load", lambda model, device=None: loaded)
     asked: list[str] = []
 
-    def answer(loaded: object, example: Example, *args: object) -> list[Answered]:
+    def answer(engine: object, example: Example, *args: object) -> list[Answered]:
         if len(asked) == 2:
             raise KeyboardInterrupt
         asked.append(example.id)
@@ -52,17 +65,12 @@ def test_a_stopped_benchmark_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("ragkv_evals.blocks_command.answer", answer)
     command = ["blocks", "--context-tokens", "2200", "--limit", "3", "--out", str(tmp_path)]
     assert CliRunner().invoke(app, command).exit_code != 0
-    with (tmp_path / "answers.jsonl").open("a") as file:
-        file.write('[{"example": "cut')
     first, asked[:] = list(asked), []
     done = CliRunner().invoke(app, command, catch_exceptions=False)
     assert (len(first), len(asked), len(set(first + asked))) == (2, 1, 3)
     assert [row["examples"] for row in json.loads(done.stdout)["rows"]] == [3, 3]
-    with pytest.raises(ConfigError, match="holds a run with budget=1024, and this one has 64"):
-        CliRunner().invoke(app, [*command, "--budget", "64"], catch_exceptions=False)
-    (tmp_path / "answers.jsonl").write_text("[1]\n")
-    with pytest.raises(DocumentError, match="no answers of this version"):
-        CliRunner().invoke(app, command, catch_exceptions=False)
+    with pytest.raises(ConfigError, match="holds a run with budget=1024, and this one has 256"):
+        CliRunner().invoke(app, [*command, "--budget", "256"], catch_exceptions=False)
 
 
 def _answered(mode: str, f1: float, seconds: float) -> Answered:

@@ -59,9 +59,9 @@ def test_gold_documents_are_found_in_the_order_of_the_prompt() -> None:
     assert benchmark._numbers([DOCUMENTS[2], DOCUMENTS[0]], {"Otters", "Rivers"}) == (2,)
 
 
-def test_the_command(loaded: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command(loaded: LoadedModel, tmp_path: Path, two_questions: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ragkv_evals.order_command.load", lambda model, device=None: loaded)
-    command = ["order", "--top-k", "2", "--budget", "128", "--limit", "2", "--out", str(tmp_path)]
+    command = ["order", "--data", str(two_questions), "--top-k", "2", "--budget", "128", "--out", str(tmp_path)]
     done = CliRunner().invoke(app, command, catch_exceptions=False)
     assert done.exit_code == 0, done.stderr
     result = json.loads(done.stdout)

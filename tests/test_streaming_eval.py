@@ -47,7 +47,7 @@ def test_recomputation_sees_the_window_afresh(model_of: ModelOf) -> None:
     for column, position in enumerate(recomputed.positions):
         logits = model(ids[:, position - 20 : position]).logits[:, -1].log_softmax(-1)
         expected = -logits.gather(1, ids[:, position, None]).squeeze(1).numpy()
-        np.testing.assert_allclose(recomputed.nll[:, column], expected, atol=1e-4)
+        np.testing.assert_allclose([stream[column] for stream in recomputed.nll], expected, atol=1e-4)
     assert len(recomputed.seconds) == len(recomputed.streaming_seconds) == 5
 
 
@@ -57,7 +57,7 @@ def _reading(window: int, sinks: int, nll: Any, steps: Any) -> Reading:
 
 def test_perplexities_are_those_behind_the_full_window_and_at_the_samples() -> None:
     nll = np.log([[9.0, 9, 2, 8], [9, 9, 8, 2]])
-    recomputed = Recomputed(2, [3], np.log([[2.0], [2.0]]), [0.3, 0.1, 0.2], [0.01, 0.02, 0.01])
+    recomputed = Recomputed(2, [3], np.log([[2.0], [2.0]]).tolist(), [0.3, 0.1, 0.2], [0.01, 0.02, 0.01])
     row = report.row(_reading(2, 1, nll, [1, 1, 1, 1]), recomputed)
     assert (row.perplexity, row.perplexity_sampled, row.vs_recompute) == pytest.approx((4, 4, 2))
     again = report.recompute_row(recomputed)
@@ -68,7 +68,7 @@ def test_a_rise_is_seen_and_noise_is_not() -> None:
     rng = np.random.default_rng(0)
     noise = rng.normal(0, 0.01, 2000)
     noise[::100] += 5  # another program was running
-    recomputed = Recomputed(2, [3], np.zeros((1, 1)), [1.0], [1.0])
+    recomputed = Recomputed(2, [3], [[0.0]], [1.0], [1.0])
     flat = report.row(_reading(2, 1, np.zeros((1, 2000)), 1 + noise), recomputed)
     rising = report.row(_reading(2, 1, np.zeros((1, 2000)), np.linspace(1, 1.5, 2000) + noise), recomputed)
     assert abs(flat.slope_percent) < 3 * flat.slope_error < 1
@@ -77,10 +77,11 @@ def test_a_rise_is_seen_and_noise_is_not() -> None:
 
 
 def test_the_curve_is_the_mean_over_streams_and_parts() -> None:
-    curve = report.curve(_reading(4, 0, [[1] * 100 + [3] * 100, [3] * 100 + [5] * 100], [1] * 200))
-    assert curve["variant"] == "window attention"
-    assert (len(curve["position"]), curve["position"][:2]) == (100, [1, 3])
-    assert curve["log_perplexity"] == [2.0] * 50 + [4.0] * 50
+    reading = _reading(4, 0, [[1] * 100 + [3] * 100, [3] * 100 + [5] * 100], [1] * 200)
+    row = report.row(reading, Recomputed(4, [5], [[1.0]], [1.0], [1.0]))
+    assert row.variant == "window attention"
+    assert (len(row.positions), row.positions[:2]) == (100, [1, 3])
+    assert row.log_perplexity == [2.0] * 50 + [4.0] * 50
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +106,25 @@ def test_the_command_prints_one_json_object_and_writes_three_files(folder: Path,
     assert len(lines) == 2 + 4 + 2
     assert lines[4].startswith("| 24 | recomputation |")
     assert (tmp_path / "streaming.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_stopped_benchmark_goes_on(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ["streaming", "--model", str(folder), "--data", str(folder.parent / "book.txt"), "--tokens", "80"]
+    command += ["--streams", "2", "--windows", "24", "--recompute-positions", "3", "--out", str(tmp_path)]
+    first = CliRunner().invoke(app, [*command, "--sinks", "0"], catch_exceptions=False)
+    seen: list[int] = []
+
+    def counted(model: Any, ids: torch.Tensor, window: int, sinks: int, progress: Any) -> Reading:
+        seen.append(sinks)
+        return read_streaming(model, ids, window, sinks, progress)
+
+    monkeypatch.setattr("ragkv_evals.streaming_command.read_streaming", counted)
+    monkeypatch.setattr("ragkv_evals.streaming_command.recompute", None)
+    then = CliRunner().invoke(app, [*command, "--sinks", "0,4"], catch_exceptions=False)
+    assert seen == [4]
+    rows = json.loads(then.stdout)["rows"]
+    assert [row["sinks"] for row in rows] == [0, 4]
+    assert rows[0] == json.loads(first.stdout)["rows"][0]
 
 
 @pytest.mark.parametrize(

@@ -129,22 +129,24 @@ def test_each_kind_remembers_in_its_own_way(engine_of: EngineOf, conversation: C
     assert full.remembered_turns == (0, 1, 2, 3, 4, 5)
     assert full.tokens_seen == streaming.tokens_seen == recall.tokens_seen > window.tokens_seen
     assert window.remembered_turns == streaming.remembered_turns == recall.remembered_turns
-    assert streaming.dropped_turns == sessions["streaming + recall"].memory.turns > 1
+    long_term = sessions["streaming + recall"].memory
+    assert long_term is not None
+    assert streaming.dropped_turns == long_term.turns > 1
     assert sessions["streaming"].memory is None
 
 
 def test_every_question_is_put_to_every_kind(engine_of: EngineOf, conversation: Conversation) -> None:
     setup = Setup(window_length=280, recall_tokens=200, max_tokens=4, questions=9)
-    asked = ask_all(engine_of("llama"), HashingEmbedder(), [conversation], setup)
+    asked = ask_all(engine_of("llama"), HashingEmbedder(), conversation, setup)
     assert [each.kind for each in asked] == [*KINDS, *KINDS]
     assert {each.question for each in asked} == {question.text for question in conversation.questions}
     read = {kind: sum(each.prefilled_tokens for each in asked if each.kind == kind) for kind in KINDS}
     assert read["full history"] > read["window only"] > read["streaming + recall"] > read["streaming"]
     assert all(each.early for each in asked)
-    again = ask_all(engine_of("llama"), HashingEmbedder(), [conversation], setup)
+    again = ask_all(engine_of("llama"), HashingEmbedder(), conversation, setup)
     assert again == asked  # a question leaves nothing behind
     with pytest.raises(ConfigError, match="must be less than the 1024 tokens of context"):
-        ask_all(engine_of("llama"), HashingEmbedder(), [conversation], Setup(1020, 1, 1, 1))
+        ask_all(engine_of("llama"), HashingEmbedder(), conversation, Setup(1020, 1, 1, 1))
 
 
 def _asked(kind: str, early: bool, f1: float) -> Asked:
@@ -179,3 +181,6 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(result["answers"]) == 4 * 4
     assert json.loads((tmp_path / "memory.json").read_text()) == result
     assert (tmp_path / "memory.md").read_text().startswith("| memory |")
+    monkeypatch.setattr(memory_command, "ask_all", None)  # all conversations have been asked
+    again = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert json.loads(again.stdout)["answers"] == result["answers"]

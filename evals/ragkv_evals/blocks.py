@@ -4,20 +4,17 @@ The documents of an example are read beforehand, as at index time; what is timed
 whole prompt is read once for the full cache and for SnapKV, and all modes of an example are decoded as one batch.
 """
 
-import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 from ragkv.compare import prefill_many
 from ragkv.config import SamplingParams
 from ragkv.document_blocks import DocumentBlocks, prefill_documents, read_documents
 from ragkv.engine import Engine
-from ragkv.errors import ConfigError, DocumentError
+from ragkv.errors import ConfigError
 from ragkv.kv_store import KVStore
-from ragkv.models import LoadedModel
-from ragkv.policies import FullKV, SnapKV
+from ragkv.policies import FullKV
 from ragkv.prefill import Prefilled
 from ragkv_evals.paired import Answered
 from ragkv_evals.prompts import encode
@@ -29,21 +26,31 @@ Score = Callable[[Example, str], Figures]
 
 
 def answer(
-    loaded: LoadedModel, example: Example, score: Score, budget: int, shares: Sequence[float], max_tokens: int
+    engine: Engine,
+    example: Example,
+    score: Score,
+    shares: Sequence[float],
+    max_tokens: int,
+    whole_prompts: KVStore | None = None,
 ) -> list[Answered]:
     """The example on the full cache, with SnapKV, and with SnapKV on blocks for each share recomputed.
+
+    Args:
+        engine: with the SnapKV of all modes, and a store for blocks.
+        whole_prompts: keeps them apart from the blocks, for the next examples on the same documents; only the first of
+            these tells how long a whole prompt takes.
 
     Raises:
         ConfigError: the example has no numbered documents.
     """
     if example.prompt is None:
         raise ConfigError(f"example {example.id} has no numbered documents: choose a task that has")
-    documents, prompt, snapkv = example.documents, example.prompt, SnapKV(budget)
-    engine = Engine(loaded, snapkv, store=KVStore(2**40))
+    documents, prompt, policies = example.documents, example.prompt, [FullKV(), engine.policy]
     whole = encode(engine.tokenizer, example)
     read_documents(engine, documents, prompt)
-
-    read = _timed([FULL, SNAPKV], lambda: prefill_many(loaded.model, whole, [FullKV(), snapkv]))
+    read = _timed([FULL, SNAPKV], lambda: prefill_many(engine.model, whole, policies, store=whole_prompts))
+    if read[0].prefilled.cache_read_tokens:
+        read = [replace(each, seconds=None, computed=len(whole)) for each in read]
     for share in shares:
 
         def on_blocks(share: float = share) -> list[Prefilled]:
@@ -59,7 +66,7 @@ def answer(
             figures=score(example, reply.text.strip()),
             ttft_s=each.seconds,
             prompt_tokens=len(whole),
-            computed_tokens=len(whole) - each.prefilled.cache_read_tokens,
+            computed_tokens=each.computed,
         )
         for each, reply in zip(read, replies, strict=True)
     ]
@@ -69,7 +76,8 @@ def answer(
 class _Read:
     mode: str
     prefilled: Prefilled
-    seconds: float
+    seconds: float | None
+    computed: int
 
 
 def _timed(modes: Sequence[str], read: Callable[[], list[Prefilled]]) -> list[_Read]:
@@ -77,36 +85,7 @@ def _timed(modes: Sequence[str], read: Callable[[], list[Prefilled]]) -> list[_R
     prefilled = read()
     int(prefilled[0].logits.argmax())  # waits for a GPU
     seconds = time.perf_counter() - started
-    return [_Read(mode, each, seconds) for mode, each in zip(modes, prefilled, strict=True)]
-
-
-class AnswerFile:
-    """The answers of a benchmark, one line for each example, so that one which was stopped goes on where it was.
-
-    Args:
-        path: made when the first answers are added; None keeps them in memory only.
-
-    Raises:
-        DocumentError: the file holds something else.
-    """
-
-    def __init__(self, path: Path | None) -> None:
-        self._path, self.answers = path, list[Answered]()
-        lines = [] if path is None or not path.exists() else path.read_text(encoding="utf-8").splitlines(keepends=True)
-        whole = [line for line in lines if line.endswith("\n")]  # a killed run may leave a part of the last one
-        try:
-            self.answers = [Answered(**row) for line in whole for row in json.loads(line)]
-        except (ValueError, TypeError) as error:
-            raise DocumentError(f"{path}: no answers of this version ({error}); use another --out folder") from error
-        if path is not None and len(whole) < len(lines):
-            path.write_text("".join(whole), encoding="utf-8")
-
-    def __contains__(self, example: str) -> bool:
-        return any(each.example == example for each in self.answers)
-
-    def add(self, answers: Sequence[Answered]) -> None:
-        """Write all modes of an example."""
-        self.answers += answers
-        if self._path is not None:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps([asdict(each) for each in answers]) + "\n")
+    return [
+        _Read(mode, each, seconds, each.length - each.cache_read_tokens)
+        for mode, each in zip(modes, prefilled, strict=True)
+    ]

@@ -1,7 +1,5 @@
 """The command `ragkv-eval blocks`."""
 
-import json
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -10,17 +8,22 @@ import typer
 from transformers.utils import logging
 
 from ragkv.cli.options import DEFAULT_MODEL
+from ragkv.engine import Engine
 from ragkv.errors import ConfigError
+from ragkv.kv_store import KVStore
 from ragkv.models import load
-from ragkv_evals.blocks import SNAPKV, AnswerFile, answer
-from ragkv_evals.config import check_same, content_hash, prompt_hash
+from ragkv.policies import SnapKV
+from ragkv_evals.answering import SHARED_BYTES
+from ragkv_evals.blocks import SNAPKV, answer
+from ragkv_evals.config import content_hash, prompt_hash
 from ragkv_evals.console import console, write_result
 from ragkv_evals.extras import need
 from ragkv_evals.long_text import SAMPLE
-from ragkv_evals.paired import markdown_table, rich_table, rows
+from ragkv_evals.paired import Answered, markdown_table, rich_table, rows
+from ragkv_evals.pieces import Pieces
 from ragkv_evals.prompts import PromptCounter
 from ragkv_evals.speed_report import machine
-from ragkv_evals.tasks.base import Layout
+from ragkv_evals.tasks.base import Example, Layout
 from ragkv_evals.tasks.hotpotqa import HOTPOTQA
 from ragkv_evals.tasks.question import drawn
 
@@ -33,6 +36,9 @@ def blocks(
     recompute: Annotated[str, typer.Option(help="Shares of the documents' tokens to compute anew.")] = "0,0.1,0.25,0.4",
     limit: Annotated[int, typer.Option(min=1, help="Questions to draw.")] = 50,
     seed: Annotated[int, typer.Option(help="Fixes what is drawn.")] = 0,
+    shared_sets: Annotated[
+        bool, typer.Option("--shared-sets", help="Questions share document sets, each of which is read once.")
+    ] = False,
     device: Annotated[str | None, typer.Option(help="Such as cpu or cuda:0.", show_default="GPU if any")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the results; a benchmark that is there is continued.")
@@ -44,51 +50,42 @@ def blocks(
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     cases = HOTPOTQA.open(data)
     loaded = load(model, device=device)
-    layout = Layout(context_tokens, None, seed, PromptCounter(loaded.tokenizer))
+    layout = Layout(context_tokens, None, seed, PromptCounter(loaded.tokenizer), shared_sets)
+    engine = Engine(loaded, SnapKV(budget), store=KVStore(SHARED_BYTES))
+    whole_prompts = KVStore(SHARED_BYTES) if shared_sets else None
     settings = {
         "model": loaded.name,
+        "dtype": str(loaded.model.dtype).removeprefix("torch."),
         "data_hash": content_hash(data or SAMPLE),
         "context_tokens": context_tokens,
         "budget": budget,
         "recompute": shares,
         "limit": limit,
         "seed": seed,
+        "shared_sets": shared_sets,
         "prompt_hash": prompt_hash(HOTPOTQA.prompt),
     }
-    file = _answer_file(out, settings)
+    pieces, answers = Pieces(out, settings), list[Answered]()
     with console.status("") as status:
         for done, index in enumerate(drawn(len(cases.ids), seed)[:limit], 1):
             status.update(f"question {done}/{min(limit, len(cases.ids))}")
             example = cases.build(index, layout)
-            if example.id not in file:
-                file.add(answer(loaded, example, HOTPOTQA.score, budget, shares, HOTPOTQA.max_tokens))
-    found = rows(file.answers, HOTPOTQA.headline, SNAPKV)
+
+            def ask(example: Example = example) -> list[Answered]:
+                return answer(engine, example, HOTPOTQA.score, shares, HOTPOTQA.max_tokens, whole_prompts)
+
+            answers += pieces.once(example.id, Answered, ask)
+    found = rows(answers, HOTPOTQA.headline, SNAPKV)
     console.print(rich_table(found, f"{loaded.name}, {context_tokens} tokens, {found[0].examples} questions"))
     result = {
         **settings,
         **machine(loaded.model),
         "rows": [asdict(row) for row in found],
-        "answers": [asdict(each) for each in file.answers],
+        "answers": [asdict(each) for each in answers],
     }
     write_result(result, "blocks", out)
     if out is not None:
         (out / "blocks.md").write_text(markdown_table(found))
-
-
-def _answer_file(out: Path | None, settings: Mapping[str, object]) -> AnswerFile:
-    """The answers in the folder, if it holds the same benchmark.
-
-    Raises:
-        ConfigError: it holds another one.
-    """
-    if out is None:
-        return AnswerFile(None)
-    noted = out / "config.json"
-    if noted.exists():
-        check_same(settings, json.loads(noted.read_text()), out)
-    out.mkdir(parents=True, exist_ok=True)
-    noted.write_text(json.dumps(settings, indent=1) + "\n")
-    return AnswerFile(out / "answers.jsonl")
 
 
 def _shares(text: str) -> list[float]:

@@ -4,7 +4,7 @@ Each kind reads the conversation in its own way; questions are then asked on for
 """
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ragkv.config import SamplingParams
@@ -54,23 +54,21 @@ class Setup:
 def ask_all(
     engine: Engine,
     embedder: Embedder,
-    conversations: Sequence[Conversation],
+    conversation: Conversation,
     setup: Setup,
     progress: Callable[[str], None] = lambda text: None,
 ) -> list[Asked]:
-    """Ask a seeded sample of each conversation's questions, to all kinds of memory."""
+    """Ask a seeded sample of a conversation's questions, to all kinds of memory."""
+    order = random.Random(setup.seed)  # noqa: S311 (a sample, not a secret)
+    questions = list(conversation.questions)
+    chosen = order.sample(questions, min(setup.questions, len(questions)))
+    progress(f"{conversation.name}: reading {len(conversation.exchanges)} exchanges")
+    sessions = remember(engine, embedder, conversation, setup)
     results: list[Asked] = []
-    for conversation in conversations:
-        order = random.Random(setup.seed)  # noqa: S311 (a sample, not a secret)
-        questions = list(conversation.questions)
-        chosen = order.sample(questions, min(setup.questions, len(questions)))
-        progress(f"{conversation.name}: reading {len(conversation.exchanges)} exchanges")
-        sessions = remember(engine, embedder, conversation, setup)
-        streaming = sessions["streaming"]
-        for number, question in enumerate(chosen, 1):
-            progress(f"{conversation.name}: question {number} of {len(chosen)}")
-            early = not all(streaming.remembers(turn) for turn in question.evidence)
-            results += [_ask(conversation, kind, session, question, early, setup) for kind, session in sessions.items()]
+    for number, question in enumerate(chosen, 1):
+        progress(f"{conversation.name}: question {number} of {len(chosen)}")
+        early = not all(sessions["streaming"].remembers(turn) for turn in question.evidence)
+        results += [_ask(conversation, kind, session, question, early, setup) for kind, session in sessions.items()]
     return results
 
 
@@ -80,21 +78,18 @@ def remember(engine: Engine, embedder: Embedder, conversation: Conversation, set
     context = engine.loaded.context_length
     if setup.window_length + StreamingLLM.num_sink_tokens >= context:
         raise ConfigError(f"--window-length={setup.window_length}: must be less than the {context} tokens of context")
-    memory = ThreadMemory(embedder)
     small = StreamingLLM(window_length=setup.window_length)
-    sessions = {
-        "full history": engine.session(system=conversation.system),
-        "window only": engine.session(small, system=conversation.system),
-        "streaming": engine.session(small, system=conversation.system),
-        "streaming + recall": engine.session(
-            small, system=conversation.system, memory=memory, recall_tokens=setup.recall_tokens
-        ),
-    }
-    for kind, session in sessions.items():
-        for part in [whole] if kind in KINDS[:2] else conversation.exchanges:
+    full = engine.session(system=conversation.system)
+    window = engine.session(small, system=conversation.system)
+    recall = engine.session(
+        small, system=conversation.system, memory=ThreadMemory(embedder), recall_tokens=setup.recall_tokens
+    )
+    for session, parts in ((full, [whole]), (window, [whole]), (recall, conversation.exchanges)):
+        for part in parts:
             session.append(list[Message](part))
             session.read()
-    return sessions
+    # What is recalled enters with a question, so up to there both streaming sessions are one.
+    return dict(zip(KINDS, (full, window, recall.fork(), recall), strict=True))
 
 
 def _ask(

@@ -1,5 +1,6 @@
 """The command `ragkv-eval memory`."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -11,9 +12,11 @@ from ragkv.engine import Engine
 from ragkv.errors import ConfigError
 from ragkv.models import load
 from ragkv_evals import memory_report
+from ragkv_evals.config import content_hash
 from ragkv_evals.console import console, write_result
-from ragkv_evals.memory import Setup, ask_all
-from ragkv_evals.memory_data import read_conversations
+from ragkv_evals.memory import Asked, Setup, ask_all
+from ragkv_evals.memory_data import Conversation, read_conversations
+from ragkv_evals.pieces import Pieces
 from ragkv_evals.speed_report import machine
 
 
@@ -26,7 +29,9 @@ def memory(
     recall_tokens: Annotated[int, typer.Option(min=1, help="Most tokens that are recalled for a question.")] = 512,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 32,
     device: Annotated[str | None, typer.Option(help="Such as cpu or cuda:0.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for memory.json and memory.md.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the results; a benchmark that is there is continued.")
+    ] = None,
 ) -> None:
     """Answers after long conversations: full history, window only, streaming, and streaming with recall."""
     read = read_conversations(data, conversations)
@@ -35,19 +40,24 @@ def memory(
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     engine = Engine(load(model, device=device))
     setup = Setup(window_length, recall_tokens, max_tokens, questions)
-    with console.status("") as status:
-        asked = ask_all(engine, SentenceTransformerEmbedder(), read, setup, status.update)
     settings = {
         "model": engine.loaded.name,
+        "dtype": str(engine.model.dtype).removeprefix("torch."),
         "data": data.name,
-        "conversations": len(read),
-        "window_length": window_length,
-        "recall_tokens": recall_tokens,
-        "max_tokens": max_tokens,
-        **machine(engine.model),
+        "data_hash": content_hash(data),
+        **asdict(setup),
     }
+    pieces, embedder, asked = Pieces(out, settings), SentenceTransformerEmbedder(), list[Asked]()
+    with console.status("") as status:
+        for conversation in read:
+
+            def ask(conversation: Conversation = conversation) -> list[Asked]:
+                return ask_all(engine, embedder, conversation, setup, status.update)
+
+            asked += pieces.once(conversation.name, Asked, ask)
     found = memory_report.rows(asked)
     console.print(memory_report.rich_table(found, f"{engine.loaded.name}, {data.name}"))
-    write_result({**settings, **memory_report.as_json(asked)}, "memory", out)
+    result = {**settings, "conversations": len(read), **machine(engine.model), **memory_report.as_json(asked)}
+    write_result(result, "memory", out)
     if out is not None:
         (out / "memory.md").write_text(memory_report.markdown_table(found))

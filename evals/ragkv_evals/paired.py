@@ -14,7 +14,8 @@ class Answered:
     """One example answered in one mode.
 
     Attributes:
-        ttft_s: seconds to read the prompt, of modes that share a pass those of that pass.
+        ttft_s: seconds to read the prompt, of modes that share a pass those of that pass; None if an earlier example
+            had read a part of it, which the mode has no claim to.
         computed_tokens: tokens of the prompt that were computed for the question.
     """
 
@@ -22,7 +23,7 @@ class Answered:
     mode: str
     reply: str
     figures: Mapping[str, float]
-    ttft_s: float
+    ttft_s: float | None
     prompt_tokens: int
     computed_tokens: int
 
@@ -34,6 +35,7 @@ class Row:
     Attributes:
         figures: means.
         differences: to the baseline, example by example, with the bounds of their 95% intervals.
+        ttft_s: median of the examples that have one.
         speedup: median time to first token of the baseline, over that of this mode.
         computed_share: mean share of the prompts' tokens that were computed.
     """
@@ -60,14 +62,16 @@ def _row(mode: str, answered: Sequence[Answered], baseline: Sequence[Answered], 
     def figures(name: str, of: Sequence[Answered]) -> list[float]:
         return [each.figures[name] for each in of]
 
-    ttft_s = median(each.ttft_s for each in answered)
+    def seconds(of: Sequence[Answered]) -> float:
+        return median(each.ttft_s for each in of if each.ttft_s is not None)
+
     return Row(
         mode=mode,
         examples=len(answered),
         figures={name: fmean(figures(name, answered)) for name in names},
         differences={name: statistics.difference(figures(name, answered), figures(name, baseline)) for name in names},
-        ttft_s=ttft_s,
-        speedup=median(each.ttft_s for each in baseline) / ttft_s,
+        ttft_s=seconds(answered),
+        speedup=seconds(baseline) / seconds(answered),
         computed_share=fmean(each.computed_tokens / each.prompt_tokens for each in answered),
     )
 

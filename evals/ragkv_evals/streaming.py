@@ -56,13 +56,13 @@ class Recomputed:
 
     Attributes:
         positions: which tokens were predicted, in every stream.
-        nll: (streams, positions).
+        nll: by stream and position.
         seconds, streaming_seconds: of each pass, and of each step of the streaming cache in turn with it; one stream.
     """
 
     window: int
     positions: list[int]
-    nll: Floats
+    nll: list[list[float]]
     seconds: list[float]
     streaming_seconds: list[float]
 
@@ -116,7 +116,7 @@ def recompute(
         read(model, cache, ids[:1, position : position + 1])
         streaming_seconds.append(time.perf_counter() - began)
         progress(f"window {window}, recomputed: {done:,} of {len(positions):,}")
-    return Recomputed(window, positions, np.stack(nll, axis=1), seconds, streaming_seconds)
+    return Recomputed(window, positions, np.stack(nll, axis=1).tolist(), seconds, streaming_seconds)
 
 
 def _policy(window: int, sinks: int) -> StreamingLLM:

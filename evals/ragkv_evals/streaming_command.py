@@ -1,5 +1,6 @@
 """The command `ragkv-eval streaming`."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -9,10 +10,13 @@ from transformers.utils import logging
 from ragkv.errors import ConfigError, DocumentError
 from ragkv.models import LoadedModel, load
 from ragkv_evals import streaming_report
+from ragkv_evals.config import content_hash
 from ragkv_evals.console import console, write_result
 from ragkv_evals.extras import need
+from ragkv_evals.pieces import Pieces
 from ragkv_evals.speed_report import machine
-from ragkv_evals.streaming import cut_streams, read_streaming, recompute
+from ragkv_evals.streaming import Recomputed, cut_streams, read_streaming, recompute
+from ragkv_evals.streaming_report import Recompute, Row
 
 
 def streaming(
@@ -27,7 +31,9 @@ def streaming(
     ] = 64,
     device: Annotated[str | None, typer.Option(help="Such as cpu or cuda:0.")] = None,
     dtype: Annotated[str | None, typer.Option(help="bfloat16, float16 or float32.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for streaming.json, .md and .png.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the results; a benchmark that is there is continued.")
+    ] = None,
 ) -> None:
     """Perplexity and time per token over books: window attention, StreamingLLM, and recomputing the window."""
     sizes, numbers = _numbers("windows", windows, 2), _numbers("sinks", sinks, 0)
@@ -36,29 +42,47 @@ def streaming(
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     loaded = load(model, device=device, dtype=dtype)
     ids = cut_streams(_ids(loaded, data, tokens), streams, loaded.tokenizer("")["input_ids"])
-    rows, again, curves = [], [], []
-    with console.status("") as status:
-        for window in sizes:
-            recomputed = recompute(loaded.model, ids, window, recompute_positions, status.update)
-            again.append(streaming_report.recompute_row(recomputed))
-            for number in numbers:
-                reading = read_streaming(loaded.model, ids, window, number, status.update)
-                rows.append(streaming_report.row(reading, recomputed))
-                curves.append(streaming_report.curve(reading))
     settings = {
         "model": loaded.name,
+        "dtype": str(loaded.model.dtype).removeprefix("torch."),
         "tokens": ids.numel(),
         "streams": streams,
+        "recompute_positions": recompute_positions,
         "data": [file.name for file in data],
-        "context_length": loaded.context_length,
-        **machine(loaded.model),
+        "data_hash": [content_hash(file) for file in data],
     }
+    pieces, rows, again = Pieces(out, settings), list[Row](), list[Recompute]()
+    with console.status("") as status:
+
+        def recomputed(window: int) -> Recomputed:
+            def make() -> list[Recomputed]:
+                return [recompute(loaded.model, ids, window, recompute_positions, status.update)]
+
+            return pieces.once(f"window {window}, recomputed", Recomputed, make)[0]
+
+        def variant(window: int, number: int) -> Row:
+            def make() -> list[Row]:
+                reading = read_streaming(loaded.model, ids, window, number, status.update)
+                return [streaming_report.row(reading, recomputed(window))]
+
+            return pieces.once(f"window {window}, {number} sinks", Row, make)[0]
+
+        for window in sizes:
+            again.append(streaming_report.recompute_row(recomputed(window)))
+            rows += [variant(window, number) for number in numbers]
     lines = streaming_report.table(rows, again)
     console.print(streaming_report.rich_table(lines, f"{loaded.name}, {streams} streams of {ids.shape[1]:,} tokens"))
-    write_result({**settings, **streaming_report.as_json(rows, again, curves)}, "streaming", out)
+    result = {
+        **settings,
+        "context_length": loaded.context_length,
+        **machine(loaded.model),
+        "rows": [asdict(row) for row in rows],
+        "recompute": [asdict(each) for each in again],
+    }
+    write_result(result, "streaming", out)
     if out is not None:
         (out / "streaming.md").write_text(streaming_report.markdown_table(lines))
-        streaming_report.plot(curves, out / "streaming.png", loaded.context_length)
+        streaming_report.plot(rows, out / "streaming.png", loaded.context_length)
 
 
 def _numbers(option: str, text: str, least: int) -> list[int]:

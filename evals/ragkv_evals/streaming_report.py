@@ -1,9 +1,8 @@
 """What a streaming run says: a row per variant, ratios to recomputation, tables, and log-perplexity by position."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.table import Table
@@ -26,6 +25,7 @@ class Row:
         slope_percent, slope_error: how much a step takes longer at the end of the text than when the window was first
             full, by a straight line, and the standard error of that.
         cache_bytes_first, cache_bytes_last: when the cache was full for the first time, and at the end.
+        positions, log_perplexity: means over equal parts of the text, by the position of each part's middle.
     """
 
     window: int
@@ -40,6 +40,8 @@ class Row:
     slope_error: float
     cache_bytes_first: int
     cache_bytes_last: int
+    positions: list[int]
+    log_perplexity: list[float]
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ def row(reading: Reading, recomputed: Recomputed) -> Row:
     part = max(1, min(1000, len(steps) // 4))
     sampled = reading.nll[:, [position - 1 for position in recomputed.positions]]
     slope, error = _slope(steps)
+    bins = np.array_split(np.arange(reading.nll.shape[1]), min(BINS, reading.nll.shape[1]))
     return Row(
         window=window,
         variant=reading.name,
@@ -74,6 +77,8 @@ def row(reading: Reading, recomputed: Recomputed) -> Row:
         slope_error=error,
         cache_bytes_first=reading.cache_bytes[0],
         cache_bytes_last=reading.cache_bytes[1],
+        positions=[int(places.mean()) + 1 for places in bins],
+        log_perplexity=[float(reading.nll[:, places].mean()) for places in bins],
     )
 
 
@@ -90,19 +95,8 @@ def recompute_row(recomputed: Recomputed) -> Recompute:
     )
 
 
-def curve(reading: Reading) -> dict[str, Any]:
-    """Mean log-perplexity in `BINS` equal parts of the text, by the position of each part's middle."""
-    parts = np.array_split(np.arange(reading.nll.shape[1]), min(BINS, reading.nll.shape[1]))
-    return {
-        "window": reading.window,
-        "variant": reading.name,
-        "position": [int(part.mean()) + 1 for part in parts],
-        "log_perplexity": [float(reading.nll[:, part].mean()) for part in parts],
-    }
-
-
-def _perplexity(nll: Floats) -> float:
-    return float(np.exp(nll.mean()))
+def _perplexity(nll: Floats | Sequence[Sequence[float]]) -> float:
+    return float(np.exp(np.mean(nll)))
 
 
 def _slope(steps: Floats) -> tuple[float, float]:
@@ -162,19 +156,19 @@ def markdown_table(lines: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in (HEADER, rules, *lines))
 
 
-def plot(curves: Sequence[dict[str, Any]], file: Path, trained: int) -> None:
+def plot(rows: Sequence[Row], file: Path, trained: int) -> None:
     """Log-perplexity against position, one panel per window; a line marks the length that the model was trained for."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    windows = sorted({each["window"] for each in curves})
+    windows = sorted({each.window for each in rows})
     figure, panels = pyplot.subplots(1, len(windows), figsize=(6 * len(windows), 4), squeeze=False, sharey=True)
     for panel, window in zip(panels[0], windows, strict=True):
-        for each in (each for each in curves if each["window"] == window):
-            panel.plot(each["position"], each["log_perplexity"], label=each["variant"], linewidth=1)
-        if trained < max(each["position"][-1] for each in curves):
+        for each in (each for each in rows if each.window == window):
+            panel.plot(each.positions, each.log_perplexity, label=each.variant, linewidth=1)
+        if trained < max(each.positions[-1] for each in rows):
             panel.axvline(trained, color="grey", linestyle=":", linewidth=1)
         panel.set(title=f"window of {window} tokens", xlabel="position")
     panels[0][0].set_ylabel("log-perplexity")
@@ -182,12 +176,3 @@ def plot(curves: Sequence[dict[str, Any]], file: Path, trained: int) -> None:
     figure.tight_layout()
     figure.savefig(file, dpi=150)
     pyplot.close(figure)
-
-
-def as_json(rows: Sequence[Row], recomputed: Sequence[Recompute], curves: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The figures of a run."""
-    return {
-        "rows": [asdict(each) for each in rows],
-        "recompute": [asdict(each) for each in recomputed],
-        "curves": list(curves),
-    }

@@ -43,20 +43,8 @@ def test_a_run_of_hotpotqa(tmp_path: Path, model: str) -> None:
     assert "cache_folder" not in environment
 
 
-def test_a_run_over_shared_sets(tmp_path: Path, model: str) -> None:
-    rows = [
-        {
-            "id": f"q{q}",
-            "question": f"What is {q}?",
-            "answer": str(q),
-            "type": "bridge",
-            "supporting": [[f"Title {q}-0", 0]],
-            "paragraphs": [{"title": f"Title {q}-{p}", "sentences": [f"Number {q} {p}."]} for p in range(3)],
-        }
-        for q in range(2)
-    ]
-    (tmp_path / "dev.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    command = ["hotpotqa", "--data", tmp_path / "dev.jsonl", "--model", model, "--max-tokens", 2, "--shared-sets"]
+def test_a_run_over_shared_sets(tmp_path: Path, model: str, two_questions: Path) -> None:
+    command = ["hotpotqa", "--data", two_questions, "--model", model, "--max-tokens", 2, "--shared-sets"]
     done = ragkv_eval(*command, "--context-tokens", 7000, "--policies", "full,snapkv:256", "--out", tmp_path / "out")
     assert done.exit_code == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["config"]["shared_sets"] is True
