@@ -8,21 +8,23 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+import reference
 from conftest import EngineOf
 from ragkv.answer import ask
 from ragkv.backend import forward
-from ragkv.cache import compressible
+from ragkv.cache import compressible, kv_bytes
 from ragkv.chat import Prompt, encode_chat
 from ragkv.config import SamplingParams
 from ragkv.document_blocks import DocumentBlocks, bytes_to_store, prefill_documents, read_documents
 from ragkv.documents import Document
 from ragkv.engine import Engine
 from ragkv.errors import ConfigError
-from ragkv.kv_store import KVStore
+from ragkv.kv_store import KVStore, blend
 from ragkv.kv_store.blend import best_voted
 from ragkv.policies import H2O, FullKV, Policy, SnapKV
 from ragkv.prefill import Prefilled, prefill
 from ragkv.prompt import CitePrompt
+from ragkv.scoring import window_votes
 from tiny import ARCHITECTURES, tiny_engine
 
 PROMPT = CitePrompt(system="Answer.", rules="Cite.", examples="")
@@ -98,8 +100,49 @@ def test_the_window_is_computed_even_where_it_begins_in_a_document(engine_of: En
 
 def test_the_best_voted_are_chosen_among_the_eligible() -> None:
     fresh = torch.tensor([True, False, False, False, False, True, False, False])
-    chosen = best_voted(torch.tensor([9.0, 1, 5, 3, 8, 9]), fresh, [(0, 4), (5, 8)], 0.4)
+    votes = torch.tensor([9.0, 1, 5, 3, 8, 9])
+    chosen = best_voted(votes, fresh, [(0, 4), (5, 8)], 0.4)
     assert chosen.nonzero().flatten().tolist() == [1, 2, 3]  # three of seven; 4 is not eligible, 6 and 7 have no vote
+    assert best_voted(votes, fresh, [(0, 4), (7, 8)], 0.4).nonzero().flatten().tolist() == [2, 3]  # two of five
+
+
+def test_first_tokens_of_all_but_the_first_document_are_computed_anew(engine_of: EngineOf) -> None:
+    """Values of the second layer tell: they depend on what their token saw in the first, and on no other token's."""
+    engine = _engine(engine_of("llama"))
+    whole, without = _read(engine, DOCUMENTS, NOTHING, FullKV())
+    _, read = _read(engine, DOCUMENTS, DocumentBlocks(0.0, 6), FullKV())
+    before, after = (each.cache.layers[1].values for each in (without, read))
+    changed = (before - after).abs().amax(dim=(0, 1, 3)) > 1e-4  # keys that are turned are off by 1e-6
+    starts = [span.start for span in whole.spans if span.kind == "document"]
+    assert changed.nonzero().flatten().tolist() == [start + n for start in starts[1:] for n in range(6)]
+    assert without.cache_read_tokens - read.cache_read_tokens == 18
+
+
+def test_votes_are_pooled_and_added_up_over_layers(engine_of: EngineOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, by_layer, totals, held = _engine(engine_of("qwen3")), list[Tensor](), list[Tensor](), list[int]()
+    read_documents(engine, DOCUMENTS[:2], PROMPT)
+
+    def votes(query: Tensor, key: Tensor, scaling: float, window_size: int) -> Tensor:
+        by_layer.append(reference.pool(reference.votes(query, key, scaling, window_size), 7, "avg").mean(dim=1)[0])
+        return window_votes(query, key, scaling, window_size)
+
+    def chosen(votes: Tensor, fresh: Tensor, eligible: list[tuple[int, int]], share: float) -> Tensor:
+        totals.append(votes)
+        return best_voted(votes, fresh, eligible, share)
+
+    observe = blend._Votes.__call__
+
+    def observed(self: blend._Votes, *args: Any) -> None:
+        observe(self, *args)
+        held.append(kv_bytes(self.cache))
+
+    monkeypatch.setattr(blend, "window_votes", votes)
+    monkeypatch.setattr(blend, "best_voted", chosen)
+    monkeypatch.setattr(blend._Votes, "__call__", observed)
+    whole, _ = _read(engine, DOCUMENTS[:2], DocumentBlocks(0.3, 0))
+    assert [len(total) for total in totals] == [len(whole) - SnapKV().observation_window(whole.question_tokens)]
+    torch.testing.assert_close(totals[0].double(), torch.stack(by_layer).sum(dim=0), rtol=1e-5, atol=1e-6)
+    assert held == [0] * engine.model.config.num_hidden_layers  # one layer's K/V at a time
 
 
 def test_recomputation_takes_the_error_back(engine_of: EngineOf) -> None:

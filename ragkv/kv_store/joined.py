@@ -51,9 +51,6 @@ class JoinedLayer(CompressibleLayer):  # type: ignore[no-untyped-call]
         self.keys[:, :, self._fresh], self.values[:, :, self._fresh] = key_states, value_states
         return self.keys, self.values
 
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return super().get_mask_sizes(query_length) if self.is_initialized else (self.seen, 0)
-
 
 def fill_from(pieces: Sequence[Piece], layer: int, rotation: Rotation | None, keys: Tensor, values: Tensor) -> None:
     """Copy a layer's part of the pieces to their targets; keys are turned, in float32, by the way they have moved."""
