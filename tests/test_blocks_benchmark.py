@@ -1,6 +1,7 @@
 """The benchmark of document blocks: modes, pairing and tables. No timing and no quality is judged."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from ragkv.cite_grammar import citation_constraint
+from ragkv.documents import Document
 from ragkv.errors import ConfigError
 from ragkv.models import LoadedModel
 from ragkv_evals.blocks import SNAPKV
@@ -42,11 +45,20 @@ def test_shared_sets_are_read_once(two_questions: Path, monkeypatch: pytest.Monk
     """All questions but the first of a set give no time, and the replies are those on a store of their own."""
     loaded = LoadedModel(tiny_model("llama"), tiny_tokenizer(), "tiny", 8192, (2,), "sdpa")
     monkeypatch.setattr("ragkv_evals.blocks_command.load", lambda model, device=None: loaded)
-    command = ["blocks", "--data", str(two_questions), "--context-tokens", "7000", "--recompute", "1", "--shared-sets"]
+    constrained: list[int] = []
+
+    def constraint(tokenizer: Any, documents: Sequence[Document], eos_token_ids: Any) -> Any:
+        constrained.append(len(documents))
+        return citation_constraint(tokenizer, documents, eos_token_ids=eos_token_ids)
+
+    monkeypatch.setattr("ragkv_evals.blocks.citation_constraint", constraint)
+    command = ["blocks", "--data", str(two_questions), "--context-tokens", "7000", "--recompute", "1"]
+    command += ["--shared-sets", "--must-cite"]
     done = CliRunner().invoke(app, command, catch_exceptions=False)
     answers = json.loads(done.stdout)["answers"]
     assert [answer["ttft_s"] is None for answer in answers] == [False] * 3 + [True, True, False]
     assert all(answer["computed_tokens"] == answer["prompt_tokens"] for answer in answers if "full" in answer["mode"])
+    assert constrained == [6] * 6  # documents of each reply, in two examples of three modes
     for snapkv, exact in zip(answers[1::3], answers[2::3], strict=True):
         assert snapkv["reply"] == exact["reply"]
 

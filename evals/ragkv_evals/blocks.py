@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from ragkv.cite_grammar import citation_constraint
 from ragkv.compare import prefill_many
 from ragkv.config import SamplingParams
 from ragkv.document_blocks import DocumentBlocks, prefill_documents, read_documents
@@ -16,6 +17,7 @@ from ragkv.errors import ConfigError
 from ragkv.kv_store import KVStore
 from ragkv.policies import FullKV
 from ragkv.prefill import Prefilled
+from ragkv.sampling import Constraint
 from ragkv_evals.paired import Answered
 from ragkv_evals.prompts import encode
 from ragkv_evals.tasks.base import Example, Figures
@@ -32,6 +34,7 @@ def answer(
     shares: Sequence[float],
     max_tokens: int,
     whole_prompts: KVStore | None = None,
+    must_cite: bool = False,
 ) -> list[Answered]:
     """The example on the full cache, with SnapKV, and with SnapKV on blocks for each share recomputed.
 
@@ -39,6 +42,7 @@ def answer(
         engine: with the SnapKV of all modes, and a store for blocks.
         whole_prompts: keeps them apart from the blocks, for the next examples on the same documents; only the first of
             these tells how long a whole prompt takes.
+        must_cite: hold replies to the form of the citing prompt by a grammar.
 
     Raises:
         ConfigError: the example has no numbered documents.
@@ -57,7 +61,16 @@ def answer(
             return [prefill_documents(engine, whole, documents, DocumentBlocks(share), prompt=prompt)]
 
         read += _timed([f"blocks, {share:.0%} recomputed"], on_blocks)
-    replies = engine.replies([(whole, each.prefilled) for each in read], SamplingParams(max_tokens=max_tokens))
+
+    def constraint() -> Constraint | None:
+        eos = engine.loaded.eos_token_ids
+        return citation_constraint(engine.tokenizer, documents, eos_token_ids=eos) if must_cite else None
+
+    replies = engine.replies(
+        [(whole, each.prefilled) for each in read],
+        SamplingParams(max_tokens=max_tokens),
+        constraints=[constraint() for _ in read],
+    )
     return [
         Answered(
             example=example.id,

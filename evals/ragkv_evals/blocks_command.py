@@ -39,6 +39,7 @@ def blocks(
     shared_sets: Annotated[
         bool, typer.Option("--shared-sets", help="Questions share document sets, each of which is read once.")
     ] = False,
+    must_cite: Annotated[bool, typer.Option("--must-cite", help="Hold replies to the form of a cited answer.")] = False,
     device: Annotated[str | None, typer.Option(help="Such as cpu or cuda:0.", show_default="GPU if any")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the results; a benchmark that is there is continued.")
@@ -63,6 +64,7 @@ def blocks(
         "limit": limit,
         "seed": seed,
         "shared_sets": shared_sets,
+        "must_cite": must_cite,
         "prompt_hash": prompt_hash(HOTPOTQA.prompt),
     }
     pieces, answers = Pieces(out, settings), list[Answered]()
@@ -72,7 +74,7 @@ def blocks(
             example = cases.build(index, layout)
 
             def ask(example: Example = example) -> list[Answered]:
-                return answer(engine, example, HOTPOTQA.score, shares, HOTPOTQA.max_tokens, whole_prompts)
+                return answer(engine, example, HOTPOTQA.score, shares, HOTPOTQA.max_tokens, whole_prompts, must_cite)
 
             answers += pieces.once(example.id, Answered, ask)
     found = rows(answers, HOTPOTQA.headline, SNAPKV)
