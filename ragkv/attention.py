@@ -101,12 +101,12 @@ def masked_attention(
     Args:
         query: (batch, heads, queries, head_dim).
         key, value: (batch, kv_heads, keys, head_dim).
-        mask: (1 or batch, 1 or heads, queries, keys) bool; every query sees a key.
+        mask: (1 or batch, 1 or heads, queries, keys) bool.
     """
     outputs = []
     for some, seen in zip(*(torch.split(each, _MASKED_QUERIES, dim=2) for each in (query, mask)), strict=True):
         places = seen.flatten(0, 2).any(dim=0).nonzero()
-        keys = slice(int(places[0]), int(places[-1]) + 1)
+        keys = slice(int(places[0]), int(places[-1]) + 1) if len(places) else slice(None)  # padding sees nothing
         attended = sdpa_attention_forward(module, some, key[:, :, keys], value[:, :, keys], seen[..., keys], **kwargs)
         outputs.append(attended[0])
     return torch.cat(outputs, dim=1)

@@ -103,20 +103,33 @@ def bytes_per_token(model: PreTrainedModel) -> int:
 
 def rope_depends_on_length(model: PreTrainedModel) -> bool:
     """Whether a token's rotation depends on the longest position of its pass: it then differs in chunks and batches."""
-    rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
-    types = {rope.get("rope_type")} | {entry.get("rope_type") for entry in rope.values() if isinstance(entry, dict)}
-    return bool(types & {"dynamic", "longrope"})
+    return bool(_ropes_by_length(model))
 
 
 def rope_original_length(model: PreTrainedModel) -> int | None:
     """Positions that a model whose rotation depends on length rotates as it was first trained; None for all others."""
-    if not rope_depends_on_length(model):
-        return None
+    return min((original for _, original in _ropes_by_length(model)), default=None)
+
+
+def rope_regime(model: PreTrainedModel, length: int) -> int | None:
+    """How many of the model's rotations a prompt of this length has driven beyond their original lengths.
+
+    Prompts of one regime rotate their tokens alike. None: a rotation is this length's own ("dynamic").
+    """
+    beyond = [kind for kind, original in _ropes_by_length(model) if length > original]
+    return None if "dynamic" in beyond else len(beyond)
+
+
+def _ropes_by_length(model: PreTrainedModel) -> list[tuple[str, int]]:
+    """Type and original length of the rotations that depend on length."""
     config = model.config.get_text_config()
-    rope = config.rope_parameters
-    entries = [entry for entry in rope.values() if isinstance(entry, dict)] or [rope]
-    lengths = (entry.get("original_max_position_embeddings") for entry in entries)
-    return min(int(length or config.max_position_embeddings) for length in lengths)
+    rope = getattr(config, "rope_parameters", None) or {}
+    entries = [entry for entry in (rope, *rope.values()) if isinstance(entry, dict)]
+    return [
+        (entry["rope_type"], int(entry.get("original_max_position_embeddings") or config.max_position_embeddings))
+        for entry in entries
+        if entry.get("rope_type") in ("dynamic", "longrope")
+    ]
 
 
 _ROTATING = threading.RLock()  # a callback of a prefill may use the model itself

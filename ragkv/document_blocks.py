@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
 
-from ragkv.backend import bytes_per_token
+from ragkv.backend import bytes_per_token, rope_original_length, rope_regime
 from ragkv.chat import Prompt, Span, encode_chat
 from ragkv.documents import Document
 from ragkv.engine import Engine
@@ -25,11 +25,12 @@ from ragkv.prompt import CitePrompt
 
 @dataclass(frozen=True)
 class DocumentBlocks:
-    """How much of the documents is computed anew for a question.
+    """How much is computed anew for a question, of all documents but the first, which stands where it was read.
 
     Attributes:
-        recompute: share of their tokens, 0 to 1, chosen by the votes of the question; 1 is exact and saves nothing.
-        first_tokens: tokens at the beginning of each document, whatever their votes. Headers always are.
+        recompute: share of their tokens, 0 to 1, chosen by the votes of the question; 1 is exact (as far as the store
+            is), and saves nothing but the first document.
+        first_tokens: tokens at the beginning of each, whatever their votes. Headers always are.
     """
 
     recompute: float = 0.25
@@ -94,8 +95,8 @@ def prefill_documents(
 ) -> Prefilled:
     """Read a question about documents, on their stored K/V as far as `blocks` says. Those not stored are read first.
 
-    What blocks do not fit reads the prompt as usual: models with sliding windows, with a rotation that depends on the
-    prompt's length or that ragkv does not know, and policies that need all queries.
+    What blocks do not fit reads the prompt as usual: models with sliding windows or a rotation that ragkv does not
+    know, prompts beyond the original length of a rotation that depends on length, and policies that need all queries.
 
     Args:
         whole: `prompt.messages(question, documents)`, encoded.
@@ -106,7 +107,8 @@ def prefill_documents(
     """
     model, policy = engine.model, policy or engine.policy
     rotations = rotations_of(model)
-    if not documents or rotations is None or getattr(policy, "needs_all_queries", False):
+    beyond = rope_regime(model, len(whole)) != 0
+    if not documents or rotations is None or beyond or getattr(policy, "needs_all_queries", False):
         return prefill(model, whole, policy, on_layer=on_layer, store=engine.store)
     stored = [_stored(engine, document, prompt, on_layer) for document in documents]
     texts = [span for span in whole.spans if span.kind == "document"]
@@ -148,6 +150,11 @@ class _Stored:
 def _stored(engine: Engine, document: Document, prompt: CitePrompt, on_layer: LayerCallback | None = None) -> _Stored:
     store = _store_of(engine)
     ids, start = _alone(engine, document, prompt)
+    if rope_regime(engine.model, len(ids)) != 0:
+        raise ConfigError(
+            f"a document of {len(ids)} tokens is longer than the {rope_original_length(engine.model)} up to which "
+            f"{engine.loaded.name} rotates all prompts alike: cut it into passages"
+        )
     prefix = store.longest_prefix(engine.model, ids)
     if prefix.length == len(ids):
         return _Stored(ids, start, prefix, 0)
@@ -162,7 +169,7 @@ def _check_movable(engine: Engine) -> None:
     if rotations_of(engine.model) is None:
         raise ConfigError(
             f"the K/V of single documents cannot be joined for {engine.loaded.name}: a layer has a sliding window, or "
-            "its rotation depends on the prompt's length; its prompts are read as a whole"
+            "a rotation that ragkv does not know; its prompts are read as a whole"
         )
 
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from conftest import ModelOf
 from ragkv import attention
-from ragkv.attention import causal_attention, implementation_name, masked_attention
+from ragkv.attention import causal_attention, implementation_name
 from ragkv.backend import forward
 from ragkv.cache import new_cache
 from ragkv.errors import ConfigError
@@ -74,7 +74,8 @@ def _scattered(queries: int, keys: int, window: int) -> Tensor:
 def test_what_a_mask_hides_is_not_computed(monkeypatch: pytest.MonkeyPatch, window: int) -> None:
     monkeypatch.setattr(attention, "_MASKED_QUERIES", 16)
     query, key, value = (states.double() for states in _states(50, 200, 1, group=2))
-    mask = _scattered(50, 200, window)
+    mask = _scattered(50, 200, window).repeat(2, 1, 1, 1)
+    mask[1] &= torch.arange(200) >= 20  # what this row would see alone is padding
     stretches: list[int] = []
     plain = attention.sdpa_attention_forward
 
@@ -86,11 +87,26 @@ def test_what_a_mask_hides_is_not_computed(monkeypatch: pytest.MonkeyPatch, wind
     module.num_key_value_groups = 2  # type: ignore[assignment]
     (expected, _) = plain(module, query, key, value, mask, scaling=0.4)
     monkeypatch.setattr(attention, "sdpa_attention_forward", counted)
-    found = masked_attention(module, query, key, value, mask, scaling=0.4)
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-    places = [mask[0, 0, n : n + 16].any(dim=0).nonzero() for n in range(0, 50, 16)]
+    found = attention._sdpa(module, query, key, value, mask, scaling=0.4)
+    seeing = mask.any(dim=-1)[:, 0]
+    torch.testing.assert_close(found[seeing], expected[seeing], rtol=1e-12, atol=1e-12)
+    places = [mask[:, 0, n : n + 16].flatten(0, 1).any(dim=0).nonzero() for n in range(0, 50, 16)]
     assert stretches == [int(seen[-1] - seen[0]) + 1 for seen in places]
     assert stretches[0] < 100
+
+
+def test_queries_that_see_nothing_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of left padding, in a batch of a caller's own: their output is never used."""
+    monkeypatch.setattr(attention, "_MASKED_QUERIES", 2)
+    query, key, value = _states(6, 6, 1)
+    mask = _bottom_right(6, 6)[None, None] & (torch.arange(6) >= 3)
+    module = nn.Module()
+    module.num_key_value_groups = 1  # type: ignore[assignment]
+    found = attention._sdpa(module, query, key, value, mask, scaling=0.4)
+    expected = F.scaled_dot_product_attention(
+        query[..., 3:, :], key[..., 3:, :], value[..., 3:, :], is_causal=True, scale=0.4
+    )
+    torch.testing.assert_close(found[:, 3:], expected.transpose(1, 2), rtol=1e-6, atol=1e-6)
 
 
 def test_unknown_implementations_are_refused_by_name() -> None:

@@ -14,7 +14,7 @@ from transformers import (
 )
 
 from conftest import ModelOf
-from ragkv.backend import prepare, rope_depends_on_length
+from ragkv.backend import prepare, rope_depends_on_length, rope_regime
 from ragkv.errors import ConfigError, ModelError
 from tiny import ARCHITECTURES, VOCABULARY, plain_model, tiny_model
 
@@ -103,6 +103,13 @@ def test_preparing_leaves_no_trace_in_the_modules(model_of: ModelOf, name: str) 
 def test_rotation_that_depends_on_length_is_recognised(model_of: ModelOf) -> None:
     depends = [name for name in ARCHITECTURES if rope_depends_on_length(model_of(name))]
     assert depends == ["llama-dynamic-rope", "phi3-longrope"]
+
+
+def test_prompts_of_one_regime_rotate_alike(model_of: ModelOf) -> None:
+    found = {name: [rope_regime(model_of(name), length) for length in (1, 64, 65, 1000)] for name in ARCHITECTURES}
+    assert found.pop("llama-dynamic-rope") == [0, 0, None, None]
+    assert found.pop("phi3-longrope") == [0, 0, 1, 1]
+    assert all(regimes == [0] * 4 for regimes in found.values())
 
 
 def test_every_rope_type_of_a_mixed_model_counts() -> None:

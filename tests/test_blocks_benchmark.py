@@ -42,7 +42,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_shared_sets_are_read_once(two_questions: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All questions but the first of a set give no time, and the replies are those on a store of their own."""
+    """All questions but the first of a set give no time. Computing all of the blocks anew is exact."""
     loaded = LoadedModel(tiny_model("llama"), tiny_tokenizer(), "tiny", 8192, (2,), "sdpa")
     monkeypatch.setattr("ragkv_evals.blocks_command.load", lambda model, device=None: loaded)
     constrained: list[int] = []

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 import reference
 from conftest import EngineOf
 from ragkv.answer import ask
-from ragkv.backend import forward
+from ragkv.backend import forward, rope_original_length
 from ragkv.cache import compressible, kv_bytes
 from ragkv.chat import Prompt, encode_chat
 from ragkv.config import SamplingParams
@@ -213,6 +213,27 @@ def test_models_that_blocks_do_not_fit_read_the_prompt(engine_of: EngineOf, name
     engine = _engine(engine_of(name))
     whole, read = _read(engine, DOCUMENTS, NOTHING)
     torch.testing.assert_close(read.logits, prefill(engine.model, whole, SNAPKV).logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["llama-dynamic-rope", "phi3-longrope"])
+def test_prompts_within_the_original_length_fit(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    config = ARCHITECTURES[name]()
+    if "dynamic" in name:
+        config.max_position_embeddings = 512
+    else:
+        config.original_max_position_embeddings = config.rope_parameters["original_max_position_embeddings"] = 512
+    monkeypatch.setitem(ARCHITECTURES, name, lambda: config)
+    engine = _engine(tiny_engine(name))
+    assert rope_original_length(engine.model) == 512
+    whole, read = _read(engine, DOCUMENTS[::-1], NOTHING, FullKV())
+    assert read.cache_read_tokens > len(whole) // 2
+    keys = prefill(engine.model, whole, FullKV()).cache.layers[0].keys
+    torch.testing.assert_close(read.cache.layers[0].keys, keys, rtol=1e-4, atol=1e-4)
+    beyond, read = _read(engine, DOCUMENTS * 2, NOTHING)
+    assert len(beyond) > 512
+    torch.testing.assert_close(read.logits, prefill(engine.model, beyond, SNAPKV).logits, rtol=1e-4, atol=1e-4)
+    with pytest.raises(ConfigError, match="is longer than the 512 up to which"):
+        read_documents(engine, [Document("long", "Text. " * 200, "Long")], PROMPT)
 
 
 def test_policies_that_need_all_queries_read_the_prompt(engine_of: EngineOf) -> None:

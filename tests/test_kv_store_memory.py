@@ -57,6 +57,7 @@ def test_roots_tell_owners_apart() -> None:
         Owner("modela", "", 2),
         Owner("model", '", "a', 2),
         Owner("model", "", 2, "int8"),
+        Owner("model", "", 2, "model", 1),
     ]
     assert len({owner.root for owner in owners}) == len(owners)
     assert Owner("model", "", 2, name="shown") == OWNER

@@ -21,8 +21,7 @@ from tiny import ARCHITECTURES, random_prompt, tiny_model
 
 BLOCK, WINDOW = 16, 8
 SNAPKV = SnapKV(40, WINDOW)
-LENGTH_DEPENDENT = ("llama-dynamic-rope", "phi3-longrope")
-REUSABLE = [name for name in ARCHITECTURES if name not in LENGTH_DEPENDENT]
+REUSABLE = [name for name in ARCHITECTURES if name != "llama-dynamic-rope"]  # at the lengths of most tests
 
 
 def small_store(memory_bytes: int = 2**30, folder: Path | None = None, **options: str) -> KVStore:
@@ -146,13 +145,29 @@ def _model() -> torch.nn.Module:
     return _MODELS.setdefault("llama", tiny_model("llama"))
 
 
-@pytest.mark.parametrize("name", LENGTH_DEPENDENT)
-def test_rotation_by_length_is_never_reused(model_of: ModelOf, name: str) -> None:
-    model, store, prompt = model_of(name), small_store(), random_prompt(100)
+def test_a_rotation_that_is_one_length_s_own_is_never_reused(model_of: ModelOf) -> None:
+    model, store, prompt = model_of("llama-dynamic-rope"), small_store(), random_prompt(100)
     for _ in range(2):
         read = prefill(model, prompt, SNAPKV, store=store)
         assert (read.cache_read_tokens, read.cache_creation_tokens) == (0, 0)
     assert store.info().blocks == 0
+
+
+@pytest.mark.parametrize(("name", "beyond"), [("llama-dynamic-rope", 0), ("phi3-longrope", 80)])
+def test_prompts_share_on_one_side_of_the_original_length(model_of: ModelOf, name: str, beyond: int) -> None:
+    """Up to 64 tokens these models rotate as they were trained first; the same tokens in a longer prompt are others."""
+    model, store, first, long = model_of(name), small_store(), random_prompt(60), random_prompt(100)
+    assert first.ids == long.ids[:60]
+    for prompt, reused in (
+        (first, 0),
+        (sharing(first, 40, 64), 32),
+        (long, 0),
+        (sharing(long, 90, 110), beyond),
+        (sharing(first, 50, 60), 48),
+    ):
+        read = prefill(model, prompt, SNAPKV, store=store)
+        assert read.cache_read_tokens == reused
+        assert_equal(read, prefill(model, prompt, SNAPKV))
 
 
 def test_policies_that_need_all_queries_read_the_whole_prompt_but_leave_it_to_others(model_of: ModelOf) -> None:

@@ -172,13 +172,13 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain_model("llama").save_pretrained(tmp_path / "model")
     tiny_tokenizer().save_pretrained(tmp_path / "model")
     monkeypatch.setattr(memory_command, "SentenceTransformerEmbedder", HashingEmbedder)
-    command = ["memory", "--data", str(_file(tmp_path, LOCOMO, TAU)), "--model", str(tmp_path / "model")]
+    command = ["memory", "--data", str(_file(tmp_path, LOCOMO, TAU, TAU)), "--model", str(tmp_path / "model")]
     command += ["--window-length", "300", "--max-tokens", "4", "--out", str(tmp_path)]
     done = CliRunner().invoke(app, command, catch_exceptions=False)
     assert done.exit_code == 0, done.stderr
     result = json.loads(done.stdout)
     assert [row["kind"] for row in result["rows"]] == list(KINDS)
-    assert len(result["answers"]) == 4 * 4
+    assert len(result["answers"]) == 4 * 6  # the third conversation is another one of the second's name
     assert json.loads((tmp_path / "memory.json").read_text()) == result
     assert (tmp_path / "memory.md").read_text().startswith("| memory |")
     monkeypatch.setattr(memory_command, "ask_all", None)  # all conversations have been asked

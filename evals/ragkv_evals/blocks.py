@@ -40,12 +40,12 @@ def answer(
 
     Args:
         engine: with the SnapKV of all modes, and a store for blocks.
-        whole_prompts: keeps them apart from the blocks, for the next examples on the same documents; only the first of
-            these tells how long a whole prompt takes.
+        whole_prompts: a store for whole prompts, apart from that of the blocks, if the next examples may have the same
+            documents; only the first of them tells how long a whole prompt takes.
         must_cite: hold replies to the form of the citing prompt by a grammar.
 
     Raises:
-        ConfigError: the example has no numbered documents.
+        ConfigError: the example has no numbered documents, or they are more than the engine's store holds.
     """
     if example.prompt is None:
         raise ConfigError(f"example {example.id} has no numbered documents: choose a task that has")
@@ -53,12 +53,15 @@ def answer(
     whole = encode(engine.tokenizer, example)
     read_documents(engine, documents, prompt)
     read = _timed([FULL, SNAPKV], lambda: prefill_many(engine.model, whole, policies, store=whole_prompts))
-    if read[0].prefilled.cache_read_tokens:
+    if read[0].prefilled.cache_read_tokens > min(span.start for span in whole.spans if span.kind == "document"):
         read = [replace(each, seconds=None, computed=len(whole)) for each in read]
     for share in shares:
 
         def on_blocks(share: float = share) -> list[Prefilled]:
-            return [prefill_documents(engine, whole, documents, DocumentBlocks(share), prompt=prompt)]
+            on_stored = prefill_documents(engine, whole, documents, DocumentBlocks(share), prompt=prompt)
+            if on_stored.cache_creation_tokens:
+                raise ConfigError(f"the store has no room for all documents of {len(whole)} tokens: raise its bound")
+            return [on_stored]
 
         read += _timed([f"blocks, {share:.0%} recomputed"], on_blocks)
 

@@ -56,7 +56,7 @@ def blocks(
     whole_prompts = KVStore(SHARED_BYTES) if shared_sets else None
     settings = {
         "model": loaded.name,
-        "dtype": str(loaded.model.dtype).removeprefix("torch."),
+        **machine(loaded.model),
         "data_hash": content_hash(data or SAMPLE),
         "context_tokens": context_tokens,
         "budget": budget,
@@ -67,8 +67,8 @@ def blocks(
         "must_cite": must_cite,
         "prompt_hash": prompt_hash(HOTPOTQA.prompt),
     }
-    pieces, answers = Pieces(out, settings), list[Answered]()
-    with console.status("") as status:
+    answers: list[Answered] = []
+    with Pieces(out, settings) as pieces, console.status("") as status:
         for done, index in enumerate(drawn(len(cases.ids), seed)[:limit], 1):
             status.update(f"question {done}/{min(limit, len(cases.ids))}")
             example = cases.build(index, layout)
@@ -81,7 +81,6 @@ def blocks(
     console.print(rich_table(found, f"{loaded.name}, {context_tokens} tokens, {found[0].examples} questions"))
     result = {
         **settings,
-        **machine(loaded.model),
         "rows": [asdict(row) for row in found],
         "answers": [asdict(each) for each in answers],
     }

@@ -57,10 +57,10 @@ class RunConfig:
 
 def check_same(here: Mapping[str, Any], there: Mapping[str, Any], folder: Path) -> None:
     """Raise a ConfigError that names the first difference between this run and the one in the folder."""
-    for name in here:
-        if here[name] != there.get(name):
+    for name in {**here, **there}:
+        if here.get(name) != there.get(name):
             raise ConfigError(
-                f"--out {folder} holds a run with {name}={there.get(name)!r}, and this one has {here[name]!r}: "
+                f"--out {folder} holds a run with {name}={there.get(name)!r}, and this one has {here.get(name)!r}: "
                 "choose another folder"
             )
 

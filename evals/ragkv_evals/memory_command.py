@@ -42,22 +42,22 @@ def memory(
     setup = Setup(window_length, recall_tokens, max_tokens, questions)
     settings = {
         "model": engine.loaded.name,
-        "dtype": str(engine.model.dtype).removeprefix("torch."),
+        **machine(engine.model),
         "data": data.name,
         "data_hash": content_hash(data),
         **asdict(setup),
     }
-    pieces, embedder, asked = Pieces(out, settings), SentenceTransformerEmbedder(), list[Asked]()
-    with console.status("") as status:
-        for conversation in read:
+    embedder, asked = SentenceTransformerEmbedder(), list[Asked]()
+    with Pieces(out, settings) as pieces, console.status("") as status:
+        for number, conversation in enumerate(read):
 
             def ask(conversation: Conversation = conversation) -> list[Asked]:
                 return ask_all(engine, embedder, conversation, setup, status.update)
 
-            asked += pieces.once(conversation.name, Asked, ask)
+            asked += pieces.once(f"{number} {conversation.name}", Asked, ask)
     found = memory_report.rows(asked)
     console.print(memory_report.rich_table(found, f"{engine.loaded.name}, {data.name}"))
-    result = {**settings, "conversations": len(read), **machine(engine.model), **memory_report.as_json(asked)}
+    result = {**settings, "conversations": len(read), **memory_report.as_json(asked)}
     write_result(result, "memory", out)
     if out is not None:
         (out / "memory.md").write_text(memory_report.markdown_table(found))

@@ -1,12 +1,13 @@
 """What a run leaves behind: one JSON line for each example and policy, written as it is done."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Self
 
 from ragkv.errors import DocumentError
+from ragkv_evals.results_folder import open_behind, whole_lines
 
 
 @dataclass(frozen=True)
@@ -104,8 +105,8 @@ class RecordFile:
     def append(self, record: Record) -> None:
         """Write a record so that a kill right after this keeps it."""
         if self._file is None:
-            self._file = _rewritten(self._path, self.records)
-        self._file.write(_line(record))
+            self._file = open_behind(self._path)
+        self._file.write(json.dumps(asdict(record)) + "\n")
         self._file.flush()
         self.records.append(record)
 
@@ -121,25 +122,10 @@ def read(path: Path) -> list[Record]:
 
 
 def _complete(path: Path) -> Iterator[Record]:
-    if not path.exists():
-        return
-    *whole, _ = path.read_text(encoding="utf-8").split("\n")  # behind the last line end, what a kill left
-    for number, line in enumerate(whole, 1):
+    for number, line in enumerate(whole_lines(path), 1):
         try:
             yield Record.parse(line)
         except (ValueError, TypeError, KeyError) as error:
             raise DocumentError(
                 f"{path}, line {number}: not a prediction of this version ({error}); use another --out folder"
             ) from error
-
-
-def _rewritten(path: Path, records: Iterable[Record]) -> IO[str]:
-    """The file open behind these records, and nothing else in it."""
-    good = "".join(map(_line, records))
-    if not path.exists() or path.read_text(encoding="utf-8") != good:
-        path.write_text(good, encoding="utf-8")
-    return path.open("a", encoding="utf-8")
-
-
-def _line(record: Record) -> str:
-    return json.dumps(asdict(record)) + "\n"

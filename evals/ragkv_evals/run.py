@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ragkv_evals.answering import Done, Work
-from ragkv_evals.config import RunConfig, check_same
+from ragkv_evals.config import RunConfig
 from ragkv_evals.plan import Job, Pace, plan
 from ragkv_evals.records import Record, RecordFile
+from ragkv_evals.results_folder import claim
 from ragkv_evals.variants import FULL
 
 Spread = Callable[[Sequence[Work]], Iterator[Record | Done]]
@@ -29,25 +30,25 @@ class RunFolder:
         environment: noted about this machine; that of the last start is kept.
 
     Raises:
-        ConfigError: the folder holds another run.
+        ConfigError: the folder holds another run, or another process has it.
         DocumentError: its predictions cannot be read.
     """
 
     def __init__(self, path: Path, config: RunConfig, environment: Mapping[str, object]) -> None:
-        self.config, wanted = config, config.to_json()
-        noted = path / "config.json"
-        if noted.exists():
-            check_same(wanted, json.loads(noted.read_text()), path)
+        self.config, self._lock = config, claim(path, config.to_json())
         self.predictions = RecordFile(path / "predictions.jsonl")
-        path.mkdir(parents=True, exist_ok=True)
-        noted.write_text(json.dumps(wanted, indent=1) + "\n")
         (path / "environment.json").write_text(json.dumps(environment, indent=1) + "\n")
+
+    def close(self) -> None:
+        """Let others have the folder."""
+        self.predictions.close()
+        self._lock.release()
 
 
 def run(
     ids: Sequence[str], folder: RunFolder, spread: Spread, watch: Watch = lambda done, total, seconds: None
 ) -> list[Record]:
-    """Answer what is missing in the folder.
+    """Answer what is missing in the folder, and close it.
 
     Args:
         ids: of the task's cases.
@@ -69,7 +70,7 @@ def run(
             pace.add(event.job, event.seconds)
             watch(len(jobs) - len(left), len(jobs), pace.estimate(left.values()))
     finally:
-        file.close()
+        folder.close()
     return file.records
 
 

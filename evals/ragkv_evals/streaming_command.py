@@ -44,15 +44,15 @@ def streaming(
     ids = cut_streams(_ids(loaded, data, tokens), streams, loaded.tokenizer("")["input_ids"])
     settings = {
         "model": loaded.name,
-        "dtype": str(loaded.model.dtype).removeprefix("torch."),
+        **machine(loaded.model),
         "tokens": ids.numel(),
         "streams": streams,
         "recompute_positions": recompute_positions,
         "data": [file.name for file in data],
         "data_hash": [content_hash(file) for file in data],
     }
-    pieces, rows, again = Pieces(out, settings), list[Row](), list[Recompute]()
-    with console.status("") as status:
+    rows, again = list[Row](), list[Recompute]()
+    with Pieces(out, settings) as pieces, console.status("") as status:
 
         def recomputed(window: int) -> Recomputed:
             def make() -> list[Recomputed]:
@@ -75,7 +75,6 @@ def streaming(
     result = {
         **settings,
         "context_length": loaded.context_length,
-        **machine(loaded.model),
         "rows": [asdict(row) for row in rows],
         "recompute": [asdict(each) for each in again],
     }

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from ragkv.backend import forward, rope_depends_on_length
+from ragkv.backend import forward
 from ragkv.cache import CompressibleLayer, new_cache
 from ragkv.chat import Prompt
 from ragkv.errors import ModelError
@@ -49,7 +49,7 @@ def read_on_pieces(
     # The observation window is contiguous: its queries are the last ones of the pass.
     windows = max(window_size, policy.observation_window(prompt.question_tokens))
     fresh[max(0, len(prompt) - windows) :] = True
-    votes = _votes(model, prompt, pieces, rotations, fresh, window_size, on_layer) if share else None
+    votes = _votes(model, prompt, pieces, rotations, fresh, window_size, on_layer) if share and eligible else None
     for start, end in anew:
         fresh[start:end] = True
     if votes is not None:
@@ -62,12 +62,11 @@ def read_on_pieces(
 
 
 def rotations_of(model: PreTrainedModel) -> list[Rotation | None] | None:
-    """How each layer rotates its keys, found once; None if keys of the model cannot be moved."""
+    """How each layer rotates its keys within the original length, found once; None if keys cannot be moved."""
     if model not in _found_rotations:
         full_attention = all(type(layer) is CompressibleLayer for layer in new_cache(model.config).layers)
-        movable = full_attention and not rope_depends_on_length(model)
         try:
-            _found_rotations[model] = find_rotations(model) if movable else None
+            _found_rotations[model] = find_rotations(model) if full_attention else None
         except ModelError:
             _found_rotations[model] = None
     return _found_rotations[model]

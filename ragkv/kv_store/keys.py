@@ -59,6 +59,7 @@ class Owner:
     Attributes:
         model: the model's digest.
         disk_dtype: how files hold the numbers: what was rounded to "int8" is never taken for what was not.
+        rope_regime: of the prompts, as from `ragkv.backend.rope_regime`.
         name: what reports call it.
     """
 
@@ -66,12 +67,13 @@ class Owner:
     namespace: str
     block_size: int
     disk_dtype: DiskDType = "model"
+    rope_regime: int = 0
     name: str = field(default="", compare=False)
 
     @property
     def root(self) -> str:
         """The key at which the chains of this owner begin."""
-        whose = [self.model, self.namespace, self.block_size, self.disk_dtype]
+        whose = [self.model, self.namespace, self.block_size, self.disk_dtype, self.rope_regime]
         return hashlib.sha256(json.dumps(whose).encode()).hexdigest()
 
     def chain(self, ids: Sequence[int]) -> list[str]:
@@ -82,10 +84,12 @@ class Owner:
         return keys[1:]
 
 
-def owner_of(model: PreTrainedModel, namespace: str, block_size: int, disk_dtype: DiskDType = "model") -> Owner:
+def owner_of(
+    model: PreTrainedModel, namespace: str, block_size: int, disk_dtype: DiskDType = "model", rope_regime: int = 0
+) -> Owner:
     """The owner of what this model reads in this namespace."""
     name = Path(str(model.config.name_or_path)).name or type(model).__name__
-    return Owner(model_digest(model), namespace, block_size, disk_dtype, name)
+    return Owner(model_digest(model), namespace, block_size, disk_dtype, rope_regime, name)
 
 
 def child_key(parent: str, tokens: Sequence[int]) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicSlidingWindowLayer
 
-from ragkv.backend import rope_depends_on_length
+from ragkv.backend import rope_regime
 from ragkv.cache import CompressibleLayer
 from ragkv.kv_store.blocks import Block, BlockRecorder
 from ragkv.kv_store.store import KVStore
@@ -108,11 +108,11 @@ class Reuse:
         """Begin with at most `most_tokens` tokens of what is stored.
 
         Returns:
-            None without a store, and where K/V are not a matter of the tokens before them alone: if the rotation
-            depends on the prompt's length, or layers keep another state.
+            None without a store, and where no other prompt has the same K/V: if the rotation is that of this length
+            alone, or layers keep another state.
         """
         layers_fit = all(type(layer) in (CompressibleLayer, DynamicSlidingWindowLayer) for layer in cache.layers)
-        if store is None or rope_depends_on_length(model) or not layers_fit:
+        if store is None or rope_regime(model, len(ids)) is None or not layers_fit:
             return None
         return cls(store, model, cache, ids, most_tokens)
 

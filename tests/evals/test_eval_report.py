@@ -49,7 +49,7 @@ def write(folder: Path, records: Sequence[Record], **config: Any) -> Path:
     run = RunFolder(folder, replace(CONFIG, **config), MACHINE)
     for record in records:
         run.predictions.append(record)
-    run.predictions.close()
+    run.close()
     return folder
 
 
