@@ -20,7 +20,7 @@ from ragkv.errors import ConfigError
 
 BASES = ("sdpa", "flash_attention_2")
 
-_MASKED_QUERIES = 512  # so many at a time: what a mask hides at either end of their keys is not computed
+_MASKED_QUERIES = 128  # so many at a time: the fewer, the more of their keys are hidden from, or seen by, all of them
 
 States = Tensor | tuple[Tensor, ...] | tuple[tuple[Tensor, ...], ...]
 """Keys or values: of all rows and heads in one, by KV head, or by row and then by KV head."""
@@ -54,21 +54,61 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float) 
     """
     batch, heads, new, head_dim = query.shape
     grouped = query.reshape(batch, key.shape[1], -1, head_dim)
-    past_out, past_lse = _attention_with_lse(grouped, key[..., :-new, :], value[..., :-new, :], scaling, causal=False)
-    past_out, past_lse = past_out.reshape(batch, heads, new, -1), past_lse.reshape(batch, heads, new)
+    past_out, past_lse = _attention_with_lse(grouped, key[..., :-new, :], value[..., :-new, :], scaling)
     own_key, own_value = (repeat_kv(states[..., -new:, :], heads // key.shape[1]) for states in (key, value))
     self_out, self_lse = _attention_with_lse(query, own_key, own_value, scaling, causal=True)
-    past_share = torch.sigmoid(past_lse - self_lse).unsqueeze(-1)
-    return torch.lerp(self_out.float(), past_out.float(), past_share).to(query.dtype)
+    return _merged(self_out, self_lse, past_out.reshape(query.shape), past_lse.reshape(self_lse.shape))
+
+
+def masked_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float) -> Tensor:
+    """Attention under a mask, for some queries at a time.
+
+    Most keys are seen by all of these, or by none, and need no mask: the former run on the fast kernel and are merged
+    with the others by their log-sum-exp, the latter are left out. Of a causal mask that is half of all pairs, of a
+    sliding window nearly all.
+
+    Args:
+        query: (batch, heads, queries, head_dim).
+        key, value: (batch, kv_heads, keys, head_dim).
+        mask: (1 or batch, 1 or heads, queries, keys) bool.
+    """
+    parts = zip(*(torch.split(each, _MASKED_QUERIES, dim=2) for each in (query, mask)), strict=True)
+    return torch.cat([_under_mask(some, key, value, seen, scaling) for some, seen in parts], dim=2)
+
+
+def _under_mask(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float) -> Tensor:
+    by_key, groups = mask.flatten(0, 2), query.shape[1] // key.shape[1]
+    common = by_key.all(dim=0)
+    common &= common.cumsum(dim=0) > 1  # the first one stays with the others, among which every query then sees one
+    others = by_key.any(dim=0) & ~common
+    others |= ~others.any()  # only padding sees nothing, and nobody looks at what it gets
+    other_key, other_value = (repeat_kv(states[:, :, others], groups) for states in (key, value))
+    output, lse = _attention_with_lse(query, other_key, other_value, scaling, mask=mask[..., others])
+    if not bool(common.any()):
+        return output
+    grouped = query.reshape(query.shape[0], key.shape[1], -1, query.shape[-1])
+    common_out, common_lse = _attention_with_lse(grouped, key[:, :, common], value[:, :, common], scaling)
+    return _merged(output, lse, common_out.reshape(query.shape), common_lse.reshape(lse.shape))
+
+
+def _merged(output: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> Tensor:
+    """Attention over two sets of keys, from that over each and the logs of the softmax denominators."""
+    share = torch.sigmoid(other_lse - lse).unsqueeze(-1)
+    return torch.lerp(output.float(), other.float(), share).to(output.dtype)
 
 
 def _attention_with_lse(
-    query: Tensor, key: Tensor, value: Tensor, scaling: float, *, causal: bool
+    query: Tensor, key: Tensor, value: Tensor, scaling: float, *, causal: bool = False, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Attention output and the log of each row's softmax denominator (batch, heads, queries), in float32."""
+    """Attention output and the log of each row's softmax denominator (batch, heads, queries), in float32.
+
+    Args:
+        mask: bool, on a CPU only.
+    """
     if query.device.type == "cpu":
+        bias = None if mask is None else torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, -torch.inf)
         output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            query, key, value, dropout_p=0.0, is_causal=causal, scale=scaling
+            query, key, value, dropout_p=0.0, is_causal=causal, attn_mask=bias, scale=scaling
         )
     else:
         output, lse, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
@@ -82,34 +122,12 @@ def _sdpa(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Te
     queries, keys, groups = query.shape[-2], key.shape[-2], query.shape[1] // key.shape[1]
     if mask is None and queries == 1 < groups:
         return _one_query(query, key, value, kwargs.get("scaling"))
+    scaling = kwargs.get("scaling") or 1 / math.sqrt(query.shape[-1])
     if mask is None and 1 < queries < keys:
-        scaling = kwargs.get("scaling") or 1 / math.sqrt(query.shape[-1])
         return causal_attention(query, key, value, scaling).transpose(1, 2).contiguous()
     if mask is not None and mask.dtype == torch.bool and mask.shape[-2] == queries > 1 and mask.device.type == "cpu":
-        return masked_attention(module, query, key, value, mask, **kwargs)
+        return masked_attention(query, key, value, mask, scaling).transpose(1, 2).contiguous()
     return sdpa_attention_forward(module, query, key, value, mask, **kwargs)[0]
-
-
-def masked_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **kwargs: Any
-) -> Tensor:
-    """Attention under a mask, for some queries at a time over the stretch of keys that these see.
-
-    The kernel computes what is masked, too: without the cut, that is half of all pairs of a causal mask, and nearly all
-    of a sliding window.
-
-    Args:
-        query: (batch, heads, queries, head_dim).
-        key, value: (batch, kv_heads, keys, head_dim).
-        mask: (1 or batch, 1 or heads, queries, keys) bool.
-    """
-    outputs = []
-    for some, seen in zip(*(torch.split(each, _MASKED_QUERIES, dim=2) for each in (query, mask)), strict=True):
-        places = seen.flatten(0, 2).any(dim=0).nonzero()
-        keys = slice(int(places[0]), int(places[-1]) + 1) if len(places) else slice(None)  # padding sees nothing
-        attended = sdpa_attention_forward(module, some, key[:, :, keys], value[:, :, keys], seen[..., keys], **kwargs)
-        outputs.append(attended[0])
-    return torch.cat(outputs, dim=1)
 
 
 def _one_query(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:

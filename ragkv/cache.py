@@ -147,6 +147,16 @@ def kv_bytes(cache: Cache) -> int:
     return sum(_layer_bytes(part) for layer in cache.layers for part in _parts(layer))
 
 
+def kv_bytes_allocated(cache: Cache) -> int:
+    """Bytes of the memory behind its keys and values, whatever part of it they use."""
+    storages = {}
+    for part in (part for layer in cache.layers for part in _parts(layer)):
+        for states in _states(part):
+            storage = states.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
+
+
 def kv_bytes_full(cache: Cache) -> int:
     """Bytes that the same cache would hold had no full-attention layer dropped anything."""
     total = 0
@@ -163,5 +173,8 @@ def _parts(layer: object) -> Sequence[object]:
 
 
 def _layer_bytes(layer: object) -> int:
-    states = (getattr(layer, "keys", None), getattr(layer, "values", None))
-    return sum(tensor.numel() * tensor.element_size() for tensor in states if tensor is not None)
+    return sum(states.numel() * states.element_size() for states in _states(layer))
+
+
+def _states(layer: object) -> list[Tensor]:
+    return [states for name in ("keys", "values") if (states := getattr(layer, name, None)) is not None]

@@ -7,7 +7,7 @@ attention (CacheBlend, arXiv 2405.16444, with SnapKV's votes; EPIC, arXiv 2410.1
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise, takewhile
+from itertools import pairwise
 
 from ragkv.backend import bytes_per_token, rope_original_length, rope_regime
 from ragkv.chat import Prompt, Span, encode_chat
@@ -112,9 +112,16 @@ def prefill_documents(
         return prefill(model, whole, policy, on_layer=on_layer, store=engine.store)
     stored = [_stored(engine, document, prompt, on_layer) for document in documents]
     texts = [span for span in whole.spans if span.kind == "document"]
-    pieces = [each.piece(whole.ids, text) for each, text in zip(stored, texts, strict=True)]
-    # The first document stands where it was read, so nothing of it is approximate.
-    begun = [(before.end, min(text.end, text.start + blocks.first_tokens)) for before, text in pairwise(texts)]
+    # The first document stands where it was read, and all before it, too, so nothing of it is approximate.
+    headers = [(0, texts[0].start), *((before.end, text.start) for before, text in pairwise(texts))]
+    pieces = [
+        each.piece(text, min(each.start, end - start))
+        for each, text, (start, end) in zip(stored, texts, headers, strict=True)
+    ]
+    begun = [
+        (start, min(text.end, text.start + blocks.first_tokens))
+        for (start, _), text in zip(headers[1:], texts[1:], strict=True)
+    ]
     inside = [(text.start, text.end) for text in texts[1:]]
     read = read_on_pieces(model, whole, policy, pieces, rotations, begun, inside, blocks.recompute, on_layer)
     read.cache_creation_tokens = sum(each.computed for each in stored)
@@ -137,14 +144,14 @@ class _Stored:
     prefix: Prefix
     computed: int
 
-    def piece(self, whole: Sequence[int], text: Span) -> Piece:
-        """The text for its place in another prompt, with as much before it as is the same there.
+    def piece(self, text: Span, before: int) -> Piece:
+        """The text for its place in another prompt, together with what stands before it here, the header's end.
 
-        That is the header behind its number, and for the first document all that stands before it.
+        Args:
+            before: tokens to take from there. Of the first document they are those of the other prompt, too; of any
+                other they only resemble its header, which is good enough for votes.
         """
-        before = zip(reversed(self.ids[: self.start]), reversed(whole[: text.start]), strict=False)
-        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], before))
-        return Piece(self.prefix.blocks, self.start - same, text.start - same, len(self.ids) - self.start + same)
+        return Piece(self.prefix.blocks, self.start - before, text.start - before, len(self.ids) - self.start + before)
 
 
 def _stored(engine: Engine, document: Document, prompt: CitePrompt, on_layer: LayerCallback | None = None) -> _Stored:

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from ragkv.backend import forward
-from ragkv.cache import CompressibleLayer, compressible, kv_bytes, kv_bytes_full, new_cache, own
+from ragkv.cache import CompressibleLayer, compressible, kv_bytes, kv_bytes_allocated, kv_bytes_full, new_cache, own
 from ragkv.chat import Prompt
 from ragkv.errors import ConfigError
 from ragkv.kv_store import KVStore
@@ -38,6 +38,7 @@ class Prefilled:
         kept_tokens: most entries that any KV head of a full-attention layer keeps.
         unprotected_tokens: tokens of spans that were to be protected and for which the budget had no room.
         kv_bytes_full, kv_bytes_kept: bytes of K/V for the whole prompt and as kept.
+        kv_bytes_allocated: bytes of the memory that holds what was kept.
         cache_read_tokens, cache_creation_tokens: tokens whose K/V a store had, and tokens that it got from this prompt.
     """
 
@@ -49,6 +50,7 @@ class Prefilled:
     unprotected_tokens: int
     kv_bytes_full: int
     kv_bytes_kept: int
+    kv_bytes_allocated: int
     cache_read_tokens: int = 0
     cache_creation_tokens: int = 0
 
@@ -123,6 +125,7 @@ class PrefillObserver:
             unprotected_tokens=self.unprotected_tokens,
             kv_bytes_full=kv_bytes_full(self.cache),
             kv_bytes_kept=kv_bytes(self.cache),
+            kv_bytes_allocated=kv_bytes_allocated(self.cache),
             cache_read_tokens=0 if self._reuse is None else self._reuse.read_tokens,
             cache_creation_tokens=0 if self._reuse is None else self._reuse.finish(),
         )

@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
+from ragkv import peak_memory
 from ragkv.chat import Prompt
 from ragkv.config import SamplingParams
 from ragkv.detokenize import TextStream
@@ -23,10 +24,13 @@ class Stats:
         ttft_s: seconds from the call to this reply's first token.
         decode_tokens_per_s: after the first token; 0 if there was only one.
         kv_bytes_full, kv_bytes_kept: bytes of the prompt's K/V before and after compression.
+        kv_bytes_allocated: bytes of the memory that holds them after compression.
         kept_tokens: entries kept per KV head of a full-attention layer.
         window_size: length of the observation window.
         unprotected_tokens: tokens of instructions or document headers that the budget had no room to protect.
         cache_read_tokens, cache_creation_tokens: tokens of the prompt whose K/V the store had, and those it got.
+        peak_memory_bytes: most memory that this process had up to the end of the reply, the model included; on a GPU
+            what torch had there. None where the system does not tell.
     """
 
     prompt_tokens: int
@@ -40,6 +44,8 @@ class Stats:
     unprotected_tokens: int
     cache_read_tokens: int = 0
     cache_creation_tokens: int = 0
+    kv_bytes_allocated: int = 0
+    peak_memory_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -85,7 +91,7 @@ class Reply:
         self.tokens: list[int] = []
         self.finish_reason: FinishReason | None = None
         self._text = TextStream(loaded.tokenizer, sampling.stop, strip_start=prompt.begun)
-        self._max_tokens, self._eos = sampling.max_tokens, loaded.eos_token_ids
+        self._max_tokens, self._eos, self._device = sampling.max_tokens, loaded.eos_token_ids, loaded.model.device
         self._first_token_at = self._last_token_at = 0.0
 
     def push(self, token: int, started: float) -> Chunk:
@@ -124,4 +130,6 @@ class Reply:
             unprotected_tokens=self.prefilled.unprotected_tokens,
             cache_read_tokens=self.prefilled.cache_read_tokens,
             cache_creation_tokens=self.prefilled.cache_creation_tokens,
+            kv_bytes_allocated=self.prefilled.kv_bytes_allocated,
+            peak_memory_bytes=peak_memory.peak(self._device),
         )

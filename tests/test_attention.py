@@ -1,5 +1,7 @@
 """The attention function: exact in every shape that prefill and decoding give it, and visible to an observer."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -70,29 +72,31 @@ def _scattered(queries: int, keys: int, window: int) -> Tensor:
     return ((distance >= 0) & (distance < window))[None, None]
 
 
-@pytest.mark.parametrize("window", [200, 9])
-def test_what_a_mask_hides_is_not_computed(monkeypatch: pytest.MonkeyPatch, window: int) -> None:
-    monkeypatch.setattr(attention, "_MASKED_QUERIES", 16)
-    query, key, value = (states.double() for states in _states(50, 200, 1, group=2))
+@pytest.mark.parametrize("window", [200, 40, 9])
+@pytest.mark.parametrize("at_once", [1, 16, 64])
+def test_attention_under_a_mask(monkeypatch: pytest.MonkeyPatch, window: int, at_once: int) -> None:
+    """Only what some of the queries see and others do not runs under a mask; what none of them sees is not computed."""
+    monkeypatch.setattr(attention, "_MASKED_QUERIES", at_once)
+    query, key, value = _states(50, 200, 1, group=2)
     mask = _scattered(50, 200, window).repeat(2, 1, 1, 1)
     mask[1] &= torch.arange(200) >= 20  # what this row would see alone is padding
-    stretches: list[int] = []
-    plain = attention.sdpa_attention_forward
+    computed: list[tuple[int, int]] = []
+    plain = attention._attention_with_lse
 
-    def counted(module: nn.Module, query: Tensor, key: Tensor, *args: Tensor, **kwargs: float) -> tuple[Tensor, None]:
-        stretches.append(key.shape[-2])
-        return plain(module, query, key, *args, **kwargs)
+    def counted(query: Tensor, key: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        computed.append((key.shape[-2], 0 if "mask" in kwargs else key.shape[-2]))
+        return plain(query, key, *args, **kwargs)
 
-    module = nn.Module()
-    module.num_key_value_groups = 2  # type: ignore[assignment]
-    (expected, _) = plain(module, query, key, value, mask, scaling=0.4)
-    monkeypatch.setattr(attention, "sdpa_attention_forward", counted)
-    found = attention._sdpa(module, query, key, value, mask, scaling=0.4)
+    monkeypatch.setattr(attention, "_attention_with_lse", counted)
+    found = attention._sdpa(nn.Module(), query, key, value, mask, scaling=0.4)
+    exact = [query.double(), *(states.double().repeat_interleave(2, dim=1) for states in (key, value))]
+    expected = F.scaled_dot_product_attention(*exact, attn_mask=mask, scale=0.4).transpose(1, 2)
     seeing = mask.any(dim=-1)[:, 0]
-    torch.testing.assert_close(found[seeing], expected[seeing], rtol=1e-12, atol=1e-12)
-    places = [mask[:, 0, n : n + 16].flatten(0, 1).any(dim=0).nonzero() for n in range(0, 50, 16)]
-    assert stretches == [int(seen[-1] - seen[0]) + 1 for seen in places]
-    assert stretches[0] < 100
+    torch.testing.assert_close(found[seeing].double(), expected[seeing], rtol=0, atol=5 * 2**-20)
+    parts = mask.flatten(0, 1).split(at_once, dim=1)
+    assert sum(n for n, _ in computed) == sum(int(part.flatten(0, 1).any(dim=0).sum()) for part in parts)
+    alike = sum(max(0, int(part.flatten(0, 1).all(dim=0).sum()) - 1) for part in parts)
+    assert sum(n for _, n in computed) == alike
 
 
 def test_queries_that_see_nothing_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,12 +104,9 @@ def test_queries_that_see_nothing_do_no_harm(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(attention, "_MASKED_QUERIES", 2)
     query, key, value = _states(6, 6, 1)
     mask = _bottom_right(6, 6)[None, None] & (torch.arange(6) >= 3)
-    module = nn.Module()
-    module.num_key_value_groups = 1  # type: ignore[assignment]
-    found = attention._sdpa(module, query, key, value, mask, scaling=0.4)
-    expected = F.scaled_dot_product_attention(
-        query[..., 3:, :], key[..., 3:, :], value[..., 3:, :], is_causal=True, scale=0.4
-    )
+    found = attention._sdpa(nn.Module(), query, key, value, mask, scaling=0.4)
+    real = (states[..., 3:, :] for states in (query, key, value))
+    expected = F.scaled_dot_product_attention(*real, is_causal=True, scale=0.4)
     torch.testing.assert_close(found[:, 3:], expected.transpose(1, 2), rtol=1e-6, atol=1e-6)
 
 

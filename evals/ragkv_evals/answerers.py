@@ -7,6 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from ragkv import peak_memory
 from ragkv.chat import Prompt
 from ragkv.cite_grammar import citation_constraint
 from ragkv.compare import prefill_many
@@ -19,7 +20,6 @@ from ragkv.prefill import Prefilled
 from ragkv.reply import Completion
 from ragkv.sampling import Constraint
 from ragkv.survival import kept_masks, survival
-from ragkv_evals import peak_memory
 from ragkv_evals.gold_tokens import answer_ranges, document_ranges, gold_ranges, shaded, shares
 from ragkv_evals.prompts import PromptCounter, encode
 from ragkv_evals.records import Outcome

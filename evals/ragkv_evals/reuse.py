@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
+from ragkv import peak_memory
 from ragkv.chat import Prompt, Span
 from ragkv.config import SamplingParams
 from ragkv.engine import Engine
@@ -18,7 +19,6 @@ from ragkv.kv_store import KVStore
 from ragkv.models import LoadedModel
 from ragkv.policies import Policy
 from ragkv.reply import Stats
-from ragkv_evals import peak_memory
 
 MODES = ("no store", "first question", "second question, memory", "after a restart, disk")
 QUESTION_TOKENS = 48

@@ -41,6 +41,8 @@ def costs(answer: "Answer") -> Table:
     table.add_row("time to first token", f"{stats.ttft_s:.1f} s")
     table.add_row("tokens/s", f"{stats.decode_tokens_per_s:.1f}" if stats.decode_tokens_per_s else "—")
     table.add_row("KV cache", kv_cache(stats))
+    if stats.peak_memory_bytes is not None:
+        table.add_row("peak memory", decimal(stats.peak_memory_bytes))
     return table
 
 

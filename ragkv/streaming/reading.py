@@ -146,6 +146,7 @@ class Reader:
             unprotected_tokens=0,
             kv_bytes_full=held // len(window.cache) * window.tokens_seen,
             kv_bytes_kept=held,
+            kv_bytes_allocated=window.cache.nbytes,
         )
 
     def _read_compressed(self, prompt: Prompt, kept: int, cancel: threading.Event) -> Tensor:
