@@ -29,8 +29,8 @@ class Stats:
         window_size: length of the observation window.
         unprotected_tokens: tokens of instructions or document headers that the budget had no room to protect.
         cache_read_tokens, cache_creation_tokens: tokens of the prompt whose K/V the store had, and those it got.
-        peak_memory_bytes: most memory that this process had up to the end of the reply, the model included; on a GPU
-            what torch had there. None where the system does not tell.
+        peak_memory_bytes: most memory that this process has had, the model included, since its start or the last
+            `ragkv.peak_memory.reset`; on a GPU what torch had there. None where the system does not tell.
     """
 
     prompt_tokens: int

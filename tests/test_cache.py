@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from ragkv.cache import CompressibleLayer, compressible, kv_bytes, kv_bytes_full, new_cache
+from ragkv.cache import CompressibleLayer, compressible, kv_bytes, kv_bytes_allocated, kv_bytes_full, new_cache
 from tiny import ARCHITECTURES
 
 
@@ -169,3 +169,10 @@ def test_bytes_are_those_of_the_tensors() -> None:
     cache.layers[1].keep(torch.arange(30).expand(1, 2, -1))
     assert kv_bytes(cache) == token * (23 + 30 + 23)
     assert kv_bytes_full(cache) == token * (23 + 100 + 23)
+
+
+def test_memory_behind_views_counts_once_and_whole() -> None:
+    cache, states = new_cache(ARCHITECTURES["llama"]()), torch.zeros(1, 4, 100, 16)
+    cache.layers[0].keys, cache.layers[0].values = states[:, :2, :10], states[:, 2:, :10]
+    assert kv_bytes(cache) == 2 * 2 * 10 * 16 * 4
+    assert kv_bytes_allocated(cache) == states.nbytes

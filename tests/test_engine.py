@@ -283,7 +283,9 @@ def test_statistics(llama: Engine) -> None:
     stats = completion.stats
     token = 3 * 2 * 2 * 16 * 4  # layers, keys and values, KV heads, head_dim, float32
     assert (stats.prompt_tokens, stats.completion_tokens, stats.kept_tokens, stats.window_size) == (100, 5, 70, 20)
-    assert (stats.kv_bytes_full, stats.kv_bytes_kept) == (100 * token, 70 * token)
+    assert (stats.kv_bytes_full, stats.kv_bytes_kept, stats.kv_bytes_allocated) == (100 * token, 70 * token, 70 * token)
+    weights = sum(weight.nbytes for weight in llama.model.parameters())
+    assert stats.peak_memory_bytes is None or stats.peak_memory_bytes > weights
     assert stats.unprotected_tokens == 30  # half of 70 - 20 entries is 25
     assert stats.ttft_s > 0
     assert stats.decode_tokens_per_s > 0

@@ -141,7 +141,7 @@ def test_bytes_held_are_what_the_budget_says(model_of: ModelOf, name: str, chunk
             assert states.untyped_storage().nbytes() == kv_heads * entries * head_dim * 4
         held += 2 * kv_heads * entries * head_dim * 4
         full += 2 * kv_heads * (LENGTH if i in full_layers else entries) * head_dim * 4
-    assert prefilled.kv_bytes_kept == held
+    assert prefilled.kv_bytes_kept == prefilled.kv_bytes_allocated == held
     assert prefilled.kv_bytes_full == full
     assert prefilled.kept_tokens == BUDGET
     if len(full_layers) == len(prefilled.cache.layers):
@@ -152,7 +152,7 @@ def test_bytes_held_are_what_the_budget_says(model_of: ModelOf, name: str, chunk
 def test_bytes_held_without_compression_are_those_of_the_prompt(model_of: ModelOf, name: str) -> None:
     prefilled = prefill(model_of(name), random_prompt(LENGTH), FullKV())
     held = sum(s.untyped_storage().nbytes() for layer in prefilled.cache.layers for s in (layer.keys, layer.values))
-    assert held == prefilled.kv_bytes_kept == prefilled.kv_bytes_full
+    assert held == prefilled.kv_bytes_kept == prefilled.kv_bytes_full == prefilled.kv_bytes_allocated
 
 
 @dataclass(frozen=True)

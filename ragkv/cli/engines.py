@@ -34,9 +34,12 @@ def quieten() -> None:
 
 
 def load_engine(options: "ChatOptions", progress: ProgressBars) -> "Engine":
-    """Fetch or convert the model if need be, and load it."""
+    """Fetch or convert the model if need be, and load it; what that took is no part of an answer's peak memory."""
+    from ragkv import peak_memory
     from ragkv.models import resolve
 
     resolve(options.model, progress)
     with progress.waiting(f"loading {options.model}"):
-        return options.engine()
+        engine = options.engine()
+    peak_memory.reset(engine.model.device)
+    return engine
