@@ -57,7 +57,7 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float) 
     past_out, past_lse = _attention_with_lse(grouped, key[..., :-new, :], value[..., :-new, :], scaling)
     own_key, own_value = (repeat_kv(states[..., -new:, :], heads // key.shape[1]) for states in (key, value))
     self_out, self_lse = _attention_with_lse(query, own_key, own_value, scaling, causal=True)
-    return _merged(self_out, self_lse, past_out.reshape(query.shape), past_lse.reshape(self_lse.shape))
+    return _merged(self_out, self_lse, past_out.reshape(self_out.shape), past_lse.reshape(self_lse.shape))
 
 
 def masked_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float) -> Tensor:
@@ -88,7 +88,7 @@ def _under_mask(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling
         return output
     grouped = query.reshape(query.shape[0], key.shape[1], -1, query.shape[-1])
     common_out, common_lse = _attention_with_lse(grouped, key[:, :, common], value[:, :, common], scaling)
-    return _merged(output, lse, common_out.reshape(query.shape), common_lse.reshape(lse.shape))
+    return _merged(output, lse, common_out.reshape(output.shape), common_lse.reshape(lse.shape))
 
 
 def _merged(output: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> Tensor:
@@ -125,7 +125,8 @@ def _sdpa(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Te
     scaling = kwargs.get("scaling") or 1 / math.sqrt(query.shape[-1])
     if mask is None and 1 < queries < keys:
         return causal_attention(query, key, value, scaling).transpose(1, 2).contiguous()
-    if mask is not None and mask.dtype == torch.bool and mask.shape[-2] == queries > 1 and mask.device.type == "cpu":
+    fits_kernel = query.device.type == "cpu" and key.shape[-1] == value.shape[-1]
+    if fits_kernel and mask is not None and mask.dtype == torch.bool and mask.shape[-2] == queries > 1:
         return masked_attention(query, key, value, mask, scaling).transpose(1, 2).contiguous()
     return sdpa_attention_forward(module, query, key, value, mask, **kwargs)[0]
 

@@ -133,25 +133,24 @@ class _Stored:
     """What a store has of a document.
 
     Attributes:
-        ids: the prompt of the document alone, up to the end of its text.
+        prefix: of the prompt of the document alone, up to the end of its text.
         start: of the text in that prompt.
-        prefix: its K/V.
         computed: tokens that had to be read now.
     """
 
-    ids: Sequence[int]
-    start: int
     prefix: Prefix
+    start: int
     computed: int
 
     def piece(self, text: Span, before: int) -> Piece:
-        """The text for its place in another prompt, together with what stands before it here, the header's end.
+        """The text for its place in another prompt, and in place of what stands before it there what does so here.
 
         Args:
-            before: tokens to take from there. Of the first document they are those of the other prompt, too; of any
-                other they only resemble its header, which is good enough for votes.
+            before: so many tokens of that. Before the first document both prompts are the same; before any other stands
+                a header with another number, which is good enough for votes.
         """
-        return Piece(self.prefix.blocks, self.start - before, text.start - before, len(self.ids) - self.start + before)
+        length = self.prefix.length - self.start + before
+        return Piece(self.prefix.blocks, self.start - before, text.start - before, length)
 
 
 def _stored(engine: Engine, document: Document, prompt: CitePrompt, on_layer: LayerCallback | None = None) -> _Stored:
@@ -164,12 +163,12 @@ def _stored(engine: Engine, document: Document, prompt: CitePrompt, on_layer: La
         )
     prefix = store.longest_prefix(engine.model, ids)
     if prefix.length == len(ids):
-        return _Stored(ids, start, prefix, 0)
+        return _Stored(prefix, start, 0)
     read = prefill(engine.model, Prompt(ids), FullKV(), on_layer=on_layer, store=store)
     prefix = store.longest_prefix(engine.model, ids)
     if prefix.length < len(ids):
         raise ConfigError(f"the store has no room for a document of {len(ids)} tokens: raise its bounds")
-    return _Stored(ids, start, prefix, read.length - read.cache_read_tokens)
+    return _Stored(prefix, start, read.length - read.cache_read_tokens)
 
 
 def _check_movable(engine: Engine) -> None:

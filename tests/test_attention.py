@@ -99,6 +99,27 @@ def test_attention_under_a_mask(monkeypatch: pytest.MonkeyPatch, window: int, at
     assert sum(n for _, n in computed) == alike
 
 
+def test_attention_under_a_mask_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounded as merged halves are."""
+    monkeypatch.setattr(attention, "_MASKED_QUERIES", 16)
+    query, key, value = (states.bfloat16() for states in _states(50, 200, 1, group=2))
+    mask = _scattered(50, 200, 200)
+    found = attention._sdpa(nn.Module(), query, key, value, mask, scaling=0.4)
+    exact = [query.float(), *(states.float().repeat_interleave(2, dim=1) for states in (key, value))]
+    expected = F.scaled_dot_product_attention(*exact, attn_mask=mask, scale=0.4).transpose(1, 2)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.float(), expected, rtol=0, atol=float(value.abs().max()) * 2**-7)
+
+
+def test_values_of_another_size_are_attended_under_a_mask() -> None:
+    """The kernel that merging needs does not take them; transformers' own does."""
+    query, key, value = _states(50, 200, 1)
+    mask, module = _scattered(50, 200, 200), nn.Module()
+    found = attention._sdpa(module, query, key, value[..., :8], mask, scaling=0.4)
+    expected = F.scaled_dot_product_attention(query, key, value[..., :8], attn_mask=mask, scale=0.4)
+    torch.testing.assert_close(found, expected.transpose(1, 2), rtol=1e-6, atol=1e-6)
+
+
 def test_queries_that_see_nothing_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of left padding, in a batch of a caller's own: their output is never used."""
     monkeypatch.setattr(attention, "_MASKED_QUERIES", 2)

@@ -1,14 +1,11 @@
 """Behaviour on packaged real weights: what SnapKV keeps is what the question needs."""
 
 import json
-import os
 import random
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from ragkv.answer import ask
 from ragkv.chat import Prompt, encode_text
@@ -18,6 +15,8 @@ from ragkv.documents import Document
 from ragkv.engine import Engine
 from ragkv.models import load
 from ragkv.policies import FullKV, Policy, SnapKV, StreamingLLM
+
+pytestmark = pytest.mark.usefixtures("cores_to_spare")
 
 ROOT = Path(__file__).parent.parent
 SAMPLE = [json.loads(line) for line in (ROOT / "evals/ragkv_evals/data/hotpotqa_sample.jsonl").read_text().splitlines()]
@@ -31,11 +30,8 @@ def smollm() -> Engine:
 
 
 @pytest.fixture(scope="module")
-def qwen() -> Iterator[Engine]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(os.cpu_count() or 1)  # it is alone, and not tiny
-    yield Engine(load("qwen2.5-coder-1.5b"))  # the 0.5B finds two of the four lines
-    torch.set_num_threads(threads)
+def qwen() -> Engine:
+    return Engine(load("qwen2.5-coder-1.5b"))  # the 0.5B finds two of the four lines
 
 
 def needle(engine: Engine, rng: random.Random) -> tuple[Prompt, str]:

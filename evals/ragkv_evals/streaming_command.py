@@ -1,10 +1,14 @@
 """The command `ragkv-eval streaming`."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from torch import Tensor
+from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ragkv.errors import ConfigError, DocumentError
@@ -15,7 +19,7 @@ from ragkv_evals.console import console, write_result
 from ragkv_evals.extras import need
 from ragkv_evals.pieces import Pieces
 from ragkv_evals.speed_report import machine
-from ragkv_evals.streaming import Recomputed, cut_streams, read_streaming, recompute
+from ragkv_evals.streaming import Progress, Recomputed, cut_streams, read_streaming, recompute
 from ragkv_evals.streaming_report import Recompute, Row
 
 
@@ -51,25 +55,12 @@ def streaming(
         "data": [file.name for file in data],
         "data_hash": [content_hash(file) for file in data],
     }
-    rows, again = list[Row](), list[Recompute]()
     with Pieces(out, settings) as pieces, console.status("") as status:
-
-        def recomputed(window: int) -> Recomputed:
-            def make() -> list[Recomputed]:
-                return [recompute(loaded.model, ids, window, recompute_positions, status.update)]
-
-            return pieces.once(f"window {window}, recomputed", Recomputed, make)[0]
-
-        def variant(window: int, number: int) -> Row:
-            def make() -> list[Row]:
-                reading = read_streaming(loaded.model, ids, window, number, status.update)
-                return [streaming_report.row(reading, recomputed(window))]
-
-            return pieces.once(f"window {window}, {number} sinks", Row, make)[0]
-
-        for window in sizes:
-            again.append(streaming_report.recompute_row(recomputed(window)))
-            rows += [variant(window, number) for number in numbers]
+        measured = [
+            _measured(pieces, loaded.model, ids, window, numbers, recompute_positions, status.update)
+            for window in sizes
+        ]
+    again, rows = [recomputed for recomputed, _ in measured], [row for _, found in measured for row in found]
     lines = streaming_report.table(rows, again)
     console.print(streaming_report.rich_table(lines, f"{loaded.name}, {streams} streams of {ids.shape[1]:,} tokens"))
     result = {
@@ -82,6 +73,33 @@ def streaming(
     if out is not None:
         (out / "streaming.md").write_text(streaming_report.markdown_table(lines))
         streaming_report.plot(rows, out / "streaming.png", loaded.context_length)
+
+
+def _measured(
+    pieces: Pieces,
+    model: PreTrainedModel,
+    ids: Tensor,
+    window: int,
+    sinks: Sequence[int],
+    recompute_positions: int,
+    progress: Progress,
+) -> tuple[Recompute, list[Row]]:
+    """All variants of one window, those from before as they are."""
+
+    def again() -> list[Recomputed]:
+        return [recompute(model, ids, window, recompute_positions, progress)]
+
+    (recomputed,) = pieces.once(f"window {window}, recomputed", Recomputed, again)
+
+    def variant(number: int) -> list[Row]:
+        return [streaming_report.row(read_streaming(model, ids, window, number, progress), recomputed)]
+
+    rows = [
+        row
+        for number in sinks
+        for row in pieces.once(f"window {window}, {number} sinks", Row, partial(variant, number))
+    ]
+    return streaming_report.recompute_row(recomputed), rows
 
 
 def _numbers(option: str, text: str, least: int) -> list[int]:

@@ -59,7 +59,7 @@ class Owner:
     Attributes:
         model: the model's digest.
         disk_dtype: how files hold the numbers: what was rounded to "int8" is never taken for what was not.
-        rope_regime: of the prompts, as from `ragkv.backend.rope_regime`.
+        rope_regime: of the prompts, as from `ragkv.backend.rope_regime`; None has no blocks.
         name: what reports call it.
     """
 
@@ -67,7 +67,7 @@ class Owner:
     namespace: str
     block_size: int
     disk_dtype: DiskDType = "model"
-    rope_regime: int = 0
+    rope_regime: int | None = 0
     name: str = field(default="", compare=False)
 
     @property
@@ -85,7 +85,11 @@ class Owner:
 
 
 def owner_of(
-    model: PreTrainedModel, namespace: str, block_size: int, disk_dtype: DiskDType = "model", rope_regime: int = 0
+    model: PreTrainedModel,
+    namespace: str,
+    block_size: int,
+    disk_dtype: DiskDType = "model",
+    rope_regime: int | None = 0,
 ) -> Owner:
     """The owner of what this model reads in this namespace."""
     name = Path(str(model.config.name_or_path)).name or type(model).__name__

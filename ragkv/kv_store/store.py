@@ -110,11 +110,8 @@ class KVStore:
         return max(self._memory.max_bytes, 0 if self._folder is None else self._folder.max_bytes)
 
     def longest_prefix(self, model: PreTrainedModel, ids: Sequence[int]) -> Prefix:
-        """The longest beginning of a prompt that is stored; nothing is of one whose rotation is its length's own."""
-        regime = rope_regime(model, len(ids))
-        owner = owner_of(model, self.namespace, self.block_size, self.disk_dtype, regime or 0)
-        if regime is None:
-            return Prefix(owner, ())
+        """The longest beginning of a prompt that is stored."""
+        owner = owner_of(model, self.namespace, self.block_size, self.disk_dtype, rope_regime(model, len(ids)))
         blocks: list[Block] = []
         parent = owner.root
         for key in owner.chain(ids[: self.stored_tokens(len(ids))]):
