@@ -57,11 +57,11 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float) 
     past_out, past_lse = _attention_with_lse(grouped, key[..., :-new, :], value[..., :-new, :], scaling)
     own_key, own_value = (repeat_kv(states[..., -new:, :], heads // key.shape[1]) for states in (key, value))
     self_out, self_lse = _attention_with_lse(query, own_key, own_value, scaling, causal=True)
-    return _merged(self_out, self_lse, past_out.reshape(self_out.shape), past_lse.reshape(self_lse.shape))
+    return merged(self_out, self_lse, past_out.reshape(self_out.shape), past_lse.reshape(self_lse.shape))
 
 
-def masked_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float) -> Tensor:
-    """Attention under a mask, for some queries at a time.
+def masked_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
+    """Attention under a mask, for some queries at a time; on a CPU only.
 
     Most keys are seen by all of these, or by none, and need no mask: the former run on the fast kernel and are merged
     with the others by their log-sum-exp, the latter are left out. Of a causal mask that is half of all pairs, of a
@@ -71,12 +71,16 @@ def masked_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, sc
         query: (batch, heads, queries, head_dim).
         key, value: (batch, kv_heads, keys, head_dim).
         mask: (1 or batch, 1 or heads, queries, keys) bool.
+
+    Returns:
+        The output, shaped as the queries, and the log of each row's softmax denominator, (batch, heads, queries).
     """
     parts = zip(*(torch.split(each, _MASKED_QUERIES, dim=2) for each in (query, mask)), strict=True)
-    return torch.cat([_under_mask(some, key, value, seen, scaling) for some, seen in parts], dim=2)
+    outputs, lses = zip(*(_under_mask(some, key, value, seen, scaling) for some, seen in parts), strict=True)
+    return torch.cat(outputs, dim=2), torch.cat(lses, dim=2)
 
 
-def _under_mask(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float) -> Tensor:
+def _under_mask(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
     by_key, groups = mask.flatten(0, 2), query.shape[1] // key.shape[1]
     common = by_key.all(dim=0)
     common &= common.cumsum(dim=0) > 1  # the first one stays with the others, among which every query then sees one
@@ -85,13 +89,14 @@ def _under_mask(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling
     other_key, other_value = (repeat_kv(states[:, :, others], groups) for states in (key, value))
     output, lse = _attention_with_lse(query, other_key, other_value, scaling, mask=mask[..., others])
     if not bool(common.any()):
-        return output
+        return output, lse
     grouped = query.reshape(query.shape[0], key.shape[1], -1, query.shape[-1])
     common_out, common_lse = _attention_with_lse(grouped, key[:, :, common], value[:, :, common], scaling)
-    return _merged(output, lse, common_out.reshape(output.shape), common_lse.reshape(lse.shape))
+    common_out, common_lse = common_out.reshape(output.shape), common_lse.reshape(lse.shape)
+    return merged(output, lse, common_out, common_lse), torch.logaddexp(lse, common_lse)
 
 
-def _merged(output: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> Tensor:
+def merged(output: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> Tensor:
     """Attention over two sets of keys, from that over each and the logs of the softmax denominators."""
     share = torch.sigmoid(other_lse - lse).unsqueeze(-1)
     return torch.lerp(output.float(), other.float(), share).to(output.dtype)
@@ -127,7 +132,7 @@ def _sdpa(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Te
         return causal_attention(query, key, value, scaling).transpose(1, 2).contiguous()
     fits_kernel = query.device.type == "cpu" and key.shape[-1] == value.shape[-1]
     if fits_kernel and mask is not None and mask.dtype == torch.bool and mask.shape[-2] == queries > 1:
-        return masked_attention(query, key, value, mask, scaling).transpose(1, 2).contiguous()
+        return masked_attention(query, key, value, mask, scaling)[0].transpose(1, 2).contiguous()
     return sdpa_attention_forward(module, query, key, value, mask, **kwargs)[0]
 
 

@@ -1,8 +1,8 @@
 """Perplexity and time per token over a long text: window attention, StreamingLLM, and recomputing a window each time.
 
-Every variant reads the same token ids one at a time, several streams side by side, and predicts each next token. What
-it costs to recompute the window for every token is measured at some positions only, on one stream, taking turns with
-the streaming cache.
+Every variant predicts each next token of the same streams. What it costs to recompute the window for every token is
+measured at some positions only, on one stream, taking turns with the streaming cache; how steady that cache is, on the
+beginning of one stream, one token at a time.
 """
 
 import time
@@ -21,9 +21,12 @@ from ragkv.cache import new_cache
 from ragkv.errors import ConfigError
 from ragkv.policies import StreamingLLM
 from ragkv.streaming.cache import Layout, StreamingCache, read
+from ragkv_evals.streaming_pass import StreamingPass
 
 Floats = npt.NDArray[np.float64]
 Progress = Callable[[str], None]
+
+PASS_TOKENS = 2048  # of all streams together
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,25 @@ class Reading:
         window: tokens that it sees, sinks included.
         sinks: 0 is window attention.
         nll: (streams, tokens - 1) negative log-likelihood of every token but the first.
-        step_s: (tokens - 1,) seconds of each step, all streams together.
+    """
+
+    window: int
+    sinks: int
+    nll: Floats
+
+    @property
+    def name(self) -> str:
+        """What tables call it."""
+        return f"StreamingLLM, {self.sinks} sinks" if self.sinks else "window attention"
+
+
+@dataclass(frozen=True)
+class Steps:
+    """One stream on the streaming cache, token by token.
+
+    Attributes:
+        nll: (tokens - 1,).
+        step_s: (tokens - 1,) seconds of each step.
         cache_bytes: bytes of the cache when it was full for the first time, and at the end.
     """
 
@@ -43,11 +64,6 @@ class Reading:
     nll: Floats
     step_s: Floats
     cache_bytes: tuple[int, int]
-
-    @property
-    def name(self) -> str:
-        """What tables call it."""
-        return f"StreamingLLM, {self.sinks} sinks" if self.sinks else "window attention"
 
 
 @dataclass(frozen=True)
@@ -77,7 +93,25 @@ def cut_streams(ids: Sequence[int], streams: int, start: Sequence[int]) -> Tenso
 def read_streaming(
     model: PreTrainedModel, ids: Tensor, window: int, sinks: int, progress: Progress = lambda text: None
 ) -> Reading:
-    """Read (streams, tokens) one token at a time on a streaming cache."""
+    """Read (streams, tokens), every token seeing what a streaming cache would show it.
+
+    Raises:
+        ConfigError: the window has no room besides the sinks, or the model cannot be read in passes.
+    """
+    passes, nll = StreamingPass(model, _policy(window, sinks)), []
+    chunk_size = max(sinks, PASS_TOKENS // len(ids), 1)
+    for start in range(0, ids.shape[1] - 1, chunk_size):
+        chunk = ids[:, start : start + chunk_size + 1]
+        logits = passes.read(chunk[:, :-1])
+        nll.append(_nll(logits.flatten(0, 1), chunk[:, 1:].flatten()).reshape(len(ids), -1))
+        progress(f"window {window}, {sinks} sinks: token {start:,} of {ids.shape[1]:,}")
+    return Reading(window, sinks, np.concatenate(nll, axis=1))
+
+
+def read_steps(
+    model: PreTrainedModel, ids: Tensor, window: int, sinks: int, progress: Progress = lambda text: None
+) -> Steps:
+    """Read (1, tokens) one token at a time on a streaming cache, as in use."""
     cache = StreamingCache(Layout.of(model, _policy(window, sinks)))
     nll, step_s, full_bytes = [], [], 0
     for t in range(ids.shape[1] - 1):
@@ -88,8 +122,8 @@ def read_streaming(
         nll.append(_nll(logits, ids[:, t + 1]))
         full_bytes = full_bytes or cache.nbytes * (t >= 2 * window)
         if t % 100 == 0:
-            progress(f"window {window}, {sinks} sinks: token {t:,} of {ids.shape[1]:,}")
-    return Reading(window, sinks, np.stack(nll, axis=1), np.array(step_s), (full_bytes or cache.nbytes, cache.nbytes))
+            progress(f"window {window}, token by token: {t:,} of {ids.shape[1]:,}")
+    return Steps(window, sinks, np.concatenate(nll), np.array(step_s), (full_bytes or cache.nbytes, cache.nbytes))
 
 
 def recompute(

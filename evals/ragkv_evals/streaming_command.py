@@ -19,8 +19,8 @@ from ragkv_evals.console import console, write_result
 from ragkv_evals.extras import need
 from ragkv_evals.pieces import Pieces
 from ragkv_evals.speed_report import machine
-from ragkv_evals.streaming import Progress, Recomputed, cut_streams, read_streaming, recompute
-from ragkv_evals.streaming_report import Recompute, Row
+from ragkv_evals.streaming import Progress, Recomputed, cut_streams, read_steps, read_streaming, recompute
+from ragkv_evals.streaming_report import Recompute, Row, Steady
 
 
 def streaming(
@@ -33,6 +33,9 @@ def streaming(
     recompute_positions: Annotated[
         int, typer.Option(min=2, help="Positions per stream at which the whole window is also recomputed.")
     ] = 64,
+    steps: Annotated[
+        int, typer.Option(min=3, help="Tokens of one stream that are also read one by one, for time and memory.")
+    ] = 8192,
     device: Annotated[str | None, typer.Option(help="Such as cpu or cuda:0.")] = None,
     dtype: Annotated[str | None, typer.Option(help="bfloat16, float16 or float32.")] = None,
     out: Annotated[
@@ -41,6 +44,9 @@ def streaming(
 ) -> None:
     """Perplexity and time per token over books: window attention, StreamingLLM, and recomputing the window."""
     sizes, numbers = _numbers("windows", windows, 2), _numbers("sinks", sinks, 0)
+    if steps <= max(sizes) + 1:
+        raise ConfigError(f"--steps={steps}: must be longer than the window of {max(sizes)}")
+    need("scipy")
     if out is not None:
         need("matplotlib")
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -52,21 +58,24 @@ def streaming(
         "tokens": ids.numel(),
         "streams": streams,
         "recompute_positions": recompute_positions,
+        "steps": steps,
         "data": [file.name for file in data],
         "data_hash": [content_hash(file) for file in data],
     }
     with Pieces(out, settings) as pieces, console.status("") as status:
         measured = [
-            _measured(pieces, loaded.model, ids, window, numbers, recompute_positions, status.update)
+            _measured(pieces, loaded.model, ids, window, numbers, recompute_positions, steps, status.update)
             for window in sizes
         ]
-    again, rows = [recomputed for recomputed, _ in measured], [row for _, found in measured for row in found]
-    lines = streaming_report.table(rows, again)
+    again, in_use, by_window = zip(*measured, strict=True)
+    rows = [row for found in by_window for row in found]
+    lines = streaming_report.table(rows, in_use, again)
     console.print(streaming_report.rich_table(lines, f"{loaded.name}, {streams} streams of {ids.shape[1]:,} tokens"))
     result = {
         **settings,
         "context_length": loaded.context_length,
         "rows": [asdict(row) for row in rows],
+        "in_use": [asdict(each) for each in in_use],
         "recompute": [asdict(each) for each in again],
     }
     write_result(result, "streaming", out)
@@ -82,14 +91,21 @@ def _measured(
     window: int,
     sinks: Sequence[int],
     recompute_positions: int,
+    steps: int,
     progress: Progress,
-) -> tuple[Recompute, list[Row]]:
-    """All variants of one window, those from before as they are."""
+) -> tuple[Recompute, Steady, list[Row]]:
+    """All of one window; what is there from before as it is."""
 
     def again() -> list[Recomputed]:
         return [recompute(model, ids, window, recompute_positions, progress)]
 
+    def in_use() -> list[Steady]:
+        first, number = ids[:1, :steps], min(4, window - 1)
+        token_by_token = read_steps(model, first, window, number, progress)
+        return [streaming_report.steady(token_by_token, read_streaming(model, first, window, number, progress))]
+
     (recomputed,) = pieces.once(f"window {window}, recomputed", Recomputed, again)
+    (steady,) = pieces.once(f"window {window}, token by token", Steady, in_use)
 
     def variant(number: int) -> list[Row]:
         return [streaming_report.row(read_streaming(model, ids, window, number, progress), recomputed)]
@@ -99,7 +115,7 @@ def _measured(
         for number in sinks
         for row in pieces.once(f"window {window}, {number} sinks", Row, partial(variant, number))
     ]
-    return streaming_report.recompute_row(recomputed), rows
+    return streaming_report.recompute_row(recomputed), steady, rows
 
 
 def _numbers(option: str, text: str, least: int) -> list[int]:

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 from rich.table import Table
 
-from ragkv_evals.streaming import Floats, Reading, Recomputed
+from ragkv_evals.statistics import mean
+from ragkv_evals.streaming import Floats, Reading, Recomputed, Steps
 
 BINS = 100
 
@@ -20,11 +21,7 @@ class Row:
         perplexity: over all tokens behind the first full window.
         perplexity_sampled: over the positions at which the window was recomputed as well.
         vs_recompute: that over the perplexity of recomputation there; 1 is as good.
-        ms_per_token_early, ms_per_token_late: medians of the first and the last thousand steps on a full window (or of
-            a quarter of them all, if that is less), per step of all streams.
-        slope_percent, slope_error: how much a step takes longer at the end of the text than when the window was first
-            full, by a straight line, and the standard error of that.
-        cache_bytes_first, cache_bytes_last: when the cache was full for the first time, and at the end.
+        vs_recompute_low, vs_recompute_high: 95% bootstrap interval of that over the positions.
         positions, log_perplexity: means over equal parts of the text, by the position of each part's middle.
     """
 
@@ -34,14 +31,36 @@ class Row:
     perplexity: float
     perplexity_sampled: float
     vs_recompute: float
+    vs_recompute_low: float
+    vs_recompute_high: float
+    positions: list[int]
+    log_perplexity: list[float]
+
+
+@dataclass(frozen=True)
+class Steady:
+    """The streaming cache in use, one token at a time.
+
+    Attributes:
+        tokens: that were read.
+        ms_per_token_early, ms_per_token_late: medians of the first and the last thousand steps on a full window (or of
+            a quarter of them all, if that is less).
+        slope_percent, slope_error: how much a step takes longer at the end of the text than when the window was first
+            full, by a straight line, and the standard error of that.
+        cache_bytes_first, cache_bytes_last: when the cache was full for the first time, and at the end.
+        largest_difference: of a token's log-likelihood from that of the variant with as many sinks, read in passes.
+    """
+
+    window: int
+    sinks: int
+    tokens: int
     ms_per_token_early: float
     ms_per_token_late: float
     slope_percent: float
     slope_error: float
     cache_bytes_first: int
     cache_bytes_last: int
-    positions: list[int]
-    log_perplexity: list[float]
+    largest_difference: float
 
 
 @dataclass(frozen=True)
@@ -59,10 +78,9 @@ class Recompute:
 def row(reading: Reading, recomputed: Recomputed) -> Row:
     """The figures of one variant."""
     window = reading.window
-    steps = reading.step_s[window:]
-    part = max(1, min(1000, len(steps) // 4))
     sampled = reading.nll[:, [position - 1 for position in recomputed.positions]]
-    slope, error = _slope(steps)
+    more = sampled - np.array(recomputed.nll)
+    interval = mean(more.ravel().tolist())
     bins = np.array_split(np.arange(reading.nll.shape[1]), min(BINS, reading.nll.shape[1]))
     return Row(
         window=window,
@@ -70,15 +88,30 @@ def row(reading: Reading, recomputed: Recomputed) -> Row:
         sinks=reading.sinks,
         perplexity=_perplexity(reading.nll[:, window:]),
         perplexity_sampled=_perplexity(sampled),
-        vs_recompute=_perplexity(sampled) / _perplexity(recomputed.nll),
-        ms_per_token_early=1000 * float(np.median(steps[:part])),
-        ms_per_token_late=1000 * float(np.median(steps[-part:])),
-        slope_percent=slope,
-        slope_error=error,
-        cache_bytes_first=reading.cache_bytes[0],
-        cache_bytes_last=reading.cache_bytes[1],
+        vs_recompute=_perplexity(more),
+        vs_recompute_low=float(np.exp(interval.low)),
+        vs_recompute_high=float(np.exp(interval.high)),
         positions=[int(places.mean()) + 1 for places in bins],
         log_perplexity=[float(reading.nll[:, places].mean()) for places in bins],
+    )
+
+
+def steady(steps: Steps, reading: Reading) -> Steady:
+    """The figures of the cache in use; `reading` is of the same stream, window and sinks."""
+    full = steps.step_s[steps.window :]
+    part = max(1, min(1000, len(full) // 4))
+    slope, error = _slope(full)
+    return Steady(
+        window=steps.window,
+        sinks=steps.sinks,
+        tokens=len(steps.nll) + 1,
+        ms_per_token_early=1000 * float(np.median(full[:part])),
+        ms_per_token_late=1000 * float(np.median(full[-part:])),
+        slope_percent=slope,
+        slope_error=error,
+        cache_bytes_first=steps.cache_bytes[0],
+        cache_bytes_last=steps.cache_bytes[1],
+        largest_difference=float(np.abs(steps.nll - reading.nll[0]).max()),
     )
 
 
@@ -116,11 +149,12 @@ def _slope(steps: Floats) -> tuple[float, float]:
 HEADER = ("window", "variant", "perplexity", "at samples", "vs recompute", "ms early", "ms late", "rise %", "MiB")
 
 
-def table(rows: Sequence[Row], recomputed: Sequence[Recompute]) -> list[tuple[str, ...]]:
+def table(rows: Sequence[Row], in_use: Sequence[Steady], recomputed: Sequence[Recompute]) -> list[tuple[str, ...]]:
     """The lines below `HEADER`."""
     lines = []
-    for again in recomputed:
+    for cache, again in zip(in_use, recomputed, strict=True):
         lines += [_line(each) for each in rows if each.window == again.window]
+        lines.append(_steady_line(cache))
         speed = f"{again.ms_per_token:.1f} ({again.speedup:.1f}x of {again.streaming_ms_per_token:.1f})"
         lines.append((str(again.window), "recomputation", "", f"{again.perplexity:.2f}", "1.000", speed, "", "", ""))
     return lines
@@ -132,7 +166,16 @@ def _line(each: Row) -> tuple[str, ...]:
         each.variant,
         f"{each.perplexity:.2f}",
         f"{each.perplexity_sampled:.2f}",
-        f"{each.vs_recompute:.3f}",
+        f"{each.vs_recompute:.3f} ({each.vs_recompute_low:.3f} to {each.vs_recompute_high:.3f})",
+        *[""] * 4,
+    )
+
+
+def _steady_line(each: Steady) -> tuple[str, ...]:
+    return (
+        str(each.window),
+        f"token by token, {each.sinks} sinks",
+        *[""] * 3,
         f"{each.ms_per_token_early:.1f}",
         f"{each.ms_per_token_late:.1f}",
         f"{each.slope_percent:+.1f} ± {each.slope_error:.1f}",
