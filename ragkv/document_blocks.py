@@ -29,7 +29,8 @@ class DocumentBlocks:
 
     Attributes:
         recompute: share of their tokens, 0 to 1, chosen by the votes of the question; 1 is exact (as far as the store
-            is), and saves nothing but the first document.
+            is), and saves nothing but the first document. More than 1 is a number of tokens: what a long prompt costs
+            then grows with its headers only.
         first_tokens: tokens at the beginning of each, whatever their votes. Headers always are.
     """
 
@@ -37,10 +38,14 @@ class DocumentBlocks:
     first_tokens: int = 4
 
     def __post_init__(self) -> None:
-        if not 0 <= self.recompute <= 1:
-            raise ConfigError(f"recompute={self.recompute}: must be a share of the tokens, from 0 to 1")
+        if not (0 <= self.recompute <= 1 or (self.recompute > 1 and float(self.recompute).is_integer())):
+            raise ConfigError(f"recompute={self.recompute}: must be a share from 0 to 1, or a whole number of tokens")
         if self.first_tokens < 0:
             raise ConfigError(f"first_tokens={self.first_tokens}: must be at least 0")
+
+    def voted_tokens(self, eligible: int) -> int:
+        """How many of so many tokens are chosen by votes."""
+        return round(self.recompute * eligible) if self.recompute <= 1 else min(int(self.recompute), eligible)
 
 
 def read_documents(
@@ -123,7 +128,8 @@ def prefill_documents(
         for (start, _), text in zip(headers[1:], texts[1:], strict=True)
     ]
     inside = [(text.start, text.end) for text in texts[1:]]
-    read = read_on_pieces(model, whole, policy, pieces, rotations, begun, inside, blocks.recompute, on_layer)
+    count = blocks.voted_tokens(sum(end - start for start, end in inside))
+    read = read_on_pieces(model, whole, policy, pieces, rotations, begun, inside, count, on_layer)
     read.cache_creation_tokens = sum(each.computed for each in stored)
     return read
 

@@ -23,19 +23,19 @@ from tiny import tiny_model, tiny_tokenizer
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = LoadedModel(tiny_model("llama"), tiny_tokenizer(), "tiny", 8192, (2,), "sdpa")
     monkeypatch.setattr("ragkv_evals.blocks_command.load", lambda model, device=None: loaded)
-    command = ["blocks", "--context-tokens", "2200", "--budget", "128", "--recompute", "0,1", "--limit", "1"]
+    command = ["blocks", "--context-tokens", "2200", "--budget", "128", "--recompute", "0,1,50", "--limit", "1"]
     done = CliRunner().invoke(app, [*command, "--out", str(tmp_path)], catch_exceptions=False)
     assert done.exit_code == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
-    modes = ["full", SNAPKV, "blocks, 0% recomputed", "blocks, 100% recomputed"]
+    modes = ["full", SNAPKV, "blocks, 0% recomputed", "blocks, 100% recomputed", "blocks, 50 tokens recomputed"]
     assert [row["mode"] for row in result["rows"]] == modes
     assert [answer["mode"] for answer in result["answers"]] == modes
-    assert [row["examples"] for row in result["rows"]] == [1] * 4
-    whole, snapkv, none, everything = result["rows"]
+    assert [row["examples"] for row in result["rows"]] == [1] * 5
+    whole, snapkv, none, everything, some = result["rows"]
     assert (whole["computed_share"], snapkv["computed_share"]) == (1, 1)
-    assert none["computed_share"] < 0.7 < everything["computed_share"]
+    assert none["computed_share"] < some["computed_share"] < 0.7 < everything["computed_share"]
     assert {"f1", "citation_f1"} <= set(snapkv["figures"])
-    for first, exact in zip(result["answers"][1::4], result["answers"][3::4], strict=True):
+    for first, exact in zip(result["answers"][1::5], result["answers"][3::5], strict=True):
         assert first["reply"] == exact["reply"]  # all recomputed is exact
     assert json.loads((tmp_path / "blocks.json").read_text()) == result
     assert (tmp_path / "blocks.md").read_text().startswith("| mode |")
@@ -98,7 +98,10 @@ def test_rows_compare_with_snapkv_on_the_same_examples() -> None:
     assert "| 0.625 (-0.125, -0.250 to +0.000) | 0.5 | 8 | 25% |" in markdown_table(found)
 
 
-@pytest.mark.parametrize("recompute", ["", "half", "0,1.5"])
-def test_bad_shares_are_refused(recompute: str) -> None:
-    with pytest.raises(ConfigError, match="give shares from 0 to 1"):
+@pytest.mark.parametrize(
+    ("recompute", "message"),
+    [("", "give shares from 0 to 1"), ("half", "give shares from 0 to 1"), ("0,1.5", "recompute=1.5: must be a share")],
+)
+def test_bad_shares_are_refused(recompute: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         CliRunner().invoke(app, ["blocks", "--recompute", recompute], catch_exceptions=False)

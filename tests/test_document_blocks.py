@@ -1,5 +1,6 @@
 """Blocks of documents: exact where they must be, an approximation that recomputation takes back elsewhere."""
 
+import math
 from itertools import pairwise
 from typing import Any
 
@@ -101,9 +102,10 @@ def test_the_window_is_computed_even_where_it_begins_in_a_document(engine_of: En
 def test_the_best_voted_are_chosen_among_the_eligible() -> None:
     fresh = torch.tensor([True, False, False, False, False, True, False, False])
     votes = torch.tensor([9.0, 1, 5, 3, 8, 9])
-    chosen = best_voted(votes, fresh, [(0, 4), (5, 8)], 0.4)
-    assert chosen.nonzero().flatten().tolist() == [1, 2, 3]  # three of seven; 4 is not eligible, 6 and 7 have no vote
-    assert best_voted(votes, fresh, [(0, 4), (7, 8)], 0.4).nonzero().flatten().tolist() == [2, 3]  # two of five
+    chosen = best_voted(votes, fresh, [(0, 4), (5, 8)], 3)
+    assert chosen.nonzero().flatten().tolist() == [1, 2, 3]  # 4 is not eligible, 6 and 7 have no vote
+    assert best_voted(votes, fresh, [(0, 4), (7, 8)], 2).nonzero().flatten().tolist() == [2, 3]
+    assert best_voted(votes, fresh, [(0, 4)], 9).nonzero().flatten().tolist() == [1, 2, 3]
 
 
 def test_first_tokens_of_all_but_the_first_document_are_computed_anew(engine_of: EngineOf) -> None:
@@ -126,9 +128,9 @@ def test_votes_are_pooled_and_added_up_over_layers(engine_of: EngineOf, monkeypa
         by_layer.append(reference.pool(reference.votes(query, key, scaling, window_size), 7, "avg").mean(dim=1)[0])
         return window_votes(query, key, scaling, window_size)
 
-    def chosen(votes: Tensor, fresh: Tensor, eligible: list[tuple[int, int]], share: float) -> Tensor:
+    def chosen(votes: Tensor, fresh: Tensor, eligible: list[tuple[int, int]], count: int) -> Tensor:
         totals.append(votes)
-        return best_voted(votes, fresh, eligible, share)
+        return best_voted(votes, fresh, eligible, count)
 
     observe = blend._Votes.__call__
 
@@ -170,11 +172,11 @@ def test_the_question_votes_on_stored_headers(engine_of: EngineOf, monkeypatch: 
         return forward(model, ids, *args)
 
     monkeypatch.setattr("ragkv.kv_store.blend.forward", counted)
-    whole, _ = _read(engine, documents, DocumentBlocks(1e-9, 0))
+    whole, _ = _read(engine, documents, DocumentBlocks(2, 0))
     texts = [span for span in whole.spans if span.kind == "document"]
     headers = sum(after.start - before.end for before, after in pairwise(texts))
     behind = len(whole) - texts[-1].end
-    assert passes == [behind, behind + headers]
+    assert passes == [behind, behind + headers + 2]
 
 
 def test_documents_are_read_once_in_any_set_and_order(engine_of: EngineOf) -> None:
@@ -299,7 +301,21 @@ def test_a_store_without_room_is_named(engine_of: EngineOf) -> None:
         _read(engine, DOCUMENTS)
 
 
-@pytest.mark.parametrize(("values", "message"), [((-0.1, 0), "recompute=-0.1"), ((0.5, -1), "first_tokens=-1")])
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ((-0.1, 0), "recompute=-0.1"),
+        ((1.5, 0), "recompute=1.5"),
+        ((math.nan, 0), "recompute=nan"),
+        ((math.inf, 0), "recompute=inf"),
+        ((0.5, -1), "first_tokens=-1"),
+    ],
+)
 def test_bounds(values: tuple[float, int], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         DocumentBlocks(*values)
+
+
+def test_a_share_or_a_number_of_tokens() -> None:
+    chosen = [DocumentBlocks(recompute).voted_tokens(1000) for recompute in (0, 0.25, 1, 2, 768, 4096)]
+    assert chosen == [0, 250, 1000, 2, 768, 1000]

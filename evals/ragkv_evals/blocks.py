@@ -31,12 +31,12 @@ def answer(
     engine: Engine,
     example: Example,
     score: Score,
-    shares: Sequence[float],
+    variants: Sequence[DocumentBlocks],
     max_tokens: int,
     whole_prompts: KVStore | None = None,
     must_cite: bool = False,
 ) -> list[Answered]:
-    """The example on the full cache, with SnapKV, and with SnapKV on blocks for each share recomputed.
+    """The example on the full cache, with SnapKV, and with SnapKV on blocks in each variant.
 
     Args:
         engine: with the SnapKV of all modes, and a store for blocks.
@@ -55,15 +55,15 @@ def answer(
     read = _timed([FULL, SNAPKV], lambda: prefill_many(engine.model, whole, policies, store=whole_prompts))
     if read[0].prefilled.cache_read_tokens > min(span.start for span in whole.spans if span.kind == "document"):
         read = [replace(each, seconds=None, computed=len(whole)) for each in read]
-    for share in shares:
+    for blocks in variants:
 
-        def on_blocks(share: float = share) -> list[Prefilled]:
-            on_stored = prefill_documents(engine, whole, documents, DocumentBlocks(share), prompt=prompt)
+        def on_blocks(blocks: DocumentBlocks = blocks) -> list[Prefilled]:
+            on_stored = prefill_documents(engine, whole, documents, blocks, prompt=prompt)
             if on_stored.cache_creation_tokens:
                 raise ConfigError(f"the store has no room for all documents of {len(whole)} tokens: raise its bound")
             return [on_stored]
 
-        read += _timed([f"blocks, {share:.0%} recomputed"], on_blocks)
+        read += _timed([_name(blocks)], on_blocks)
 
     def constraint() -> Constraint | None:
         eos = engine.loaded.eos_token_ids
@@ -86,6 +86,11 @@ def answer(
         )
         for each, reply in zip(read, replies, strict=True)
     ]
+
+
+def _name(blocks: DocumentBlocks) -> str:
+    share = blocks.recompute <= 1
+    return f"blocks, {blocks.recompute:.0%} recomputed" if share else f"blocks, {blocks.recompute:g} tokens recomputed"
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import typer
 from transformers.utils import logging
 
 from ragkv.cli.options import DEFAULT_MODEL
+from ragkv.document_blocks import DocumentBlocks
 from ragkv.engine import Engine
 from ragkv.errors import ConfigError
 from ragkv.kv_store import KVStore
@@ -33,7 +34,12 @@ def blocks(
     model: Annotated[str, typer.Option(help="Packaged name, folder, .gguf file or hub id.")] = DEFAULT_MODEL,
     context_tokens: Annotated[int, typer.Option(min=512, help="Tokens of each prompt.")] = 4096,
     budget: Annotated[int, typer.Option(help="Entries kept per KV head.")] = 1024,
-    recompute: Annotated[str, typer.Option(help="Shares of the documents' tokens to compute anew.")] = "0,0.1,0.25,0.4",
+    recompute: Annotated[
+        str, typer.Option(help="Shares of the documents' tokens to compute anew, or, above 1, numbers of them.")
+    ] = "0,0.1,0.25,0.4",
+    first_tokens: Annotated[
+        int, typer.Option(min=0, help="Tokens at each document's beginning to compute anew in any case.")
+    ] = DocumentBlocks().first_tokens,
     limit: Annotated[int, typer.Option(min=1, help="Questions to draw.")] = 50,
     seed: Annotated[int, typer.Option(help="Fixes what is drawn.")] = 0,
     shared_sets: Annotated[
@@ -46,7 +52,7 @@ def blocks(
     ] = None,
 ) -> None:
     """F1, citation F1 and time to first token on joined blocks of documents, against SnapKV on the whole prompt."""
-    shares = _shares(recompute)
+    variants = [DocumentBlocks(share, first_tokens) for share in _shares(recompute)]
     need("scipy")
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     cases = HOTPOTQA.open(data)
@@ -60,7 +66,8 @@ def blocks(
         "data_hash": content_hash(data or SAMPLE),
         "context_tokens": context_tokens,
         "budget": budget,
-        "recompute": shares,
+        "recompute": [each.recompute for each in variants],
+        "first_tokens": first_tokens,
         "limit": limit,
         "seed": seed,
         "shared_sets": shared_sets,
@@ -74,7 +81,7 @@ def blocks(
             example = cases.build(index, layout)
 
             def ask(example: Example = example) -> list[Answered]:
-                return answer(engine, example, HOTPOTQA.score, shares, HOTPOTQA.max_tokens, whole_prompts, must_cite)
+                return answer(engine, example, HOTPOTQA.score, variants, HOTPOTQA.max_tokens, whole_prompts, must_cite)
 
             answers += pieces.once(example.id, Answered, ask)
     found = rows(answers, HOTPOTQA.headline, SNAPKV)
@@ -94,6 +101,6 @@ def _shares(text: str) -> list[float]:
         shares = [float(part) for part in text.split(",")]
     except ValueError:
         shares = []
-    if not shares or not all(0 <= share <= 1 for share in shares):
-        raise ConfigError(f"--recompute={text!r}: give shares from 0 to 1, such as 0,0.25")
+    if not shares:
+        raise ConfigError(f"--recompute={text!r}: give shares from 0 to 1 or numbers of tokens, such as 0,0.25,768")
     return shares

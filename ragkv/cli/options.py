@@ -91,8 +91,8 @@ RecomputeOption = Annotated[
     float | None,
     typer.Option(
         min=0,
-        max=1,
-        help="Join the K/V of single documents in --kv-dir, and compute this share of their tokens anew: approximate.",
+        help="Join the K/V of single documents in --kv-dir, and compute this share of their tokens (or, above 1, so "
+        "many) anew: approximate.",
         rich_help_panel=_CACHE,
         show_default="read the prompt as it is",
     ),

@@ -32,14 +32,14 @@ def read_on_pieces(
     rotations: Sequence[Rotation | None],
     anew: Sequence[Span],
     eligible: Sequence[Span],
-    share: float,
+    count: int,
     on_layer: LayerCallback | None = None,
 ) -> Prefilled:
     """Read and compress a prompt of which only some tokens are computed: those that no piece has, and chosen ones.
 
     Args:
         anew: spans to compute whatever the pieces have.
-        eligible: spans of which this `share` of the tokens, those with the highest votes, is computed, too.
+        eligible: spans of which the `count` tokens with the highest votes are computed, too.
         on_layer: told of the progress of each pass: there are two if anything is voted for.
     """
     window_size = SnapKV().observation_window(prompt.question_tokens)
@@ -49,11 +49,11 @@ def read_on_pieces(
     # The observation window is contiguous: its queries are the last ones of the pass.
     windows = max(window_size, policy.observation_window(prompt.question_tokens))
     fresh[max(0, len(prompt) - windows) :] = True
-    votes = _votes(model, prompt, pieces, rotations, fresh, window_size, on_layer) if share and eligible else None
+    votes = _votes(model, prompt, pieces, rotations, fresh, window_size, on_layer) if count else None
     for start, end in anew:
         fresh[start:end] = True
     if votes is not None:
-        fresh |= best_voted(votes, fresh, eligible, share)
+        fresh |= best_voted(votes, fresh, eligible, count)
     cache = _joined(model, prompt, pieces, rotations, fresh)
     observer = PrefillObserver(cache, policy, prompt, on_layer)
     read = observer.prefilled(_forward(model, prompt, cache, fresh, observer))
@@ -127,8 +127,8 @@ class _Votes:
             self._on_layer(layer + 1, len(self.cache))
 
 
-def best_voted(votes: Tensor, fresh: Tensor, eligible: Sequence[Span], share: float) -> Tensor:
-    """Choose this share of the eligible tokens, beside those that are fresh.
+def best_voted(votes: Tensor, fresh: Tensor, eligible: Sequence[Span], count: int) -> Tensor:
+    """Choose so many of the eligible tokens, beside those that are fresh; fewer if there are not as many.
 
     Args:
         votes: (length - window,), higher is chosen.
@@ -140,7 +140,6 @@ def best_voted(votes: Tensor, fresh: Tensor, eligible: Sequence[Span], share: fl
     inside = torch.zeros_like(fresh)
     for start, end in eligible:
         inside[start:end] = True
-    count = round(share * int(inside.sum()))
     open_ = (inside & ~fresh)[: len(votes)]
     chosen = torch.zeros_like(fresh)
     chosen[votes.masked_fill(~open_, -torch.inf).topk(min(count, int(open_.sum()))).indices] = True
