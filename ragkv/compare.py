@@ -18,6 +18,7 @@ from ragkv.chat import Prompt
 from ragkv.kv_store import KVStore
 from ragkv.kv_store.reuse import Reuse
 from ragkv.policies import Policy
+from ragkv.policies.base import queries_needed
 from ragkv.prefill import LayerCallback, Prefilled, PrefillObserver
 
 
@@ -39,9 +40,8 @@ def prefill_many(
     """
     trunk = new_cache(model.config)
     branches = [PrefillObserver(new_cache(model.config), policy, prompt) for policy in policies]
-    needs_all_queries = any(getattr(policy, "needs_all_queries", False) for policy in policies)
-    window_size = max(branch.window_size for branch in branches)
-    reuse = Reuse.of(store, model, trunk, prompt.ids, 0 if needs_all_queries else len(prompt) - window_size)
+    needed = max(queries_needed(policy, len(prompt), prompt.question_tokens) for policy in policies)
+    reuse = Reuse.of(store, model, trunk, prompt.ids, len(prompt) - needed)
     known = 0 if reuse is None else reuse.read_tokens
     ids = torch.tensor([prompt.ids[known:]], device=model.device)
     positions = torch.arange(known, len(prompt), device=model.device).unsqueeze(0)

@@ -18,6 +18,7 @@ from ragkv.kv_store.blend import read_on_pieces, rotations_of
 from ragkv.kv_store.joined import Piece
 from ragkv.kv_store.store import KVStore, Prefix
 from ragkv.policies import FullKV, Policy
+from ragkv.policies.base import queries_needed
 from ragkv.prefill import LayerCallback, Prefilled, prefill
 from ragkv.progress import Progress
 from ragkv.prompt import CitePrompt
@@ -113,7 +114,8 @@ def prefill_documents(
     model, policy = engine.model, policy or engine.policy
     rotations = rotations_of(model)
     beyond = rope_regime(model, len(whole)) != 0
-    if not documents or rotations is None or beyond or getattr(policy, "needs_all_queries", False):
+    needed = queries_needed(policy, len(whole), whole.question_tokens)
+    if not documents or rotations is None or beyond or needed == len(whole):
         return prefill(model, whole, policy, on_layer=on_layer, store=engine.store)
     stored = [_stored(engine, document, prompt, on_layer) for document in documents]
     texts = [span for span in whole.spans if span.kind == "document"]

@@ -49,22 +49,24 @@ def accumulated_attention(
     """Attention that every token receives from all tokens of the prompt together (H2O, arXiv 2306.14048, section 4).
 
     Args:
-        query: (batch, heads, length, head_dim), after rotation.
+        query: (batch, heads, queries, head_dim), after rotation; those of the last tokens, or of all.
         key: (batch, kv_heads, length, head_dim), after rotation.
         block_bytes: memory for the attention of one block of queries; the whole of it grows with length squared.
 
     Returns:
         (batch, kv_heads, length) float32: causal attention summed over the rows.
     """
-    batch, heads, length, head_dim = query.shape
-    kv_heads = key.shape[1]
-    grouped = query.reshape(batch, kv_heads, heads // kv_heads, length, head_dim)
+    batch, heads, queries, head_dim = query.shape
+    kv_heads, length = key.shape[1], key.shape[2]
+    grouped = query.reshape(batch, kv_heads, heads // kv_heads, queries, head_dim)
     total = torch.zeros(batch, kv_heads, heads // kv_heads, length, device=query.device)
     bytes_each = 4 + (0 if query.dtype == torch.float32 else query.element_size())  # in float32, and as multiplied
     rows = max(1, block_bytes // (batch * heads * length * bytes_each))
-    for start in range(0, length, rows):
+    for start in range(length - queries, length, rows):
         end = min(start + rows, length)
-        block = grouped[:, :, :, start:end].reshape(batch, kv_heads, -1, head_dim)
+        block = grouped[:, :, :, start - length + queries : end - length + queries].reshape(
+            batch, kv_heads, -1, head_dim
+        )
         logits = (block @ key[:, :, :end].transpose(-1, -2)).float().mul_(scaling)
         logits = logits.view(batch, kv_heads, -1, end - start, end)
         future = torch.ones(end - start, end - start, dtype=torch.bool, device=key.device).triu(1)

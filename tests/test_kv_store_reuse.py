@@ -14,8 +14,9 @@ from conftest import ModelOf
 from ragkv.backend import forward
 from ragkv.cache import new_cache
 from ragkv.chat import Prompt, Span
+from ragkv.compare import prefill_many
 from ragkv.kv_store import KVStore
-from ragkv.policies import H2O, AdaKV, FullKV, Policy, PyramidKV, SnapKV, StreamingLLM
+from ragkv.policies import H2O, AdaKV, FullKV, Policy, PyramidKV, RandomKV, SnapKV, StreamingLLM
 from ragkv.prefill import Prefilled, prefill
 from tiny import ARCHITECTURES, random_prompt, tiny_model
 
@@ -63,6 +64,23 @@ def test_policies_of_every_kind_may_reuse(model_of: ModelOf, policy: Policy) -> 
     reused = prefill(model, second, policy, store=store)
     assert reused.cache_read_tokens == (0 if isinstance(policy, H2O) else 64)
     assert_equal(reused, prefill(model, second, policy))
+
+
+@pytest.mark.parametrize("policy", [StreamingLLM(3, 60), RandomKV(80, 60), FullKV()], ids=str)
+@pytest.mark.parametrize("chunk_size", [None, 20])
+def test_a_window_that_nobody_looks_out_of_is_reused_too(
+    model_of: ModelOf, policy: Policy, chunk_size: int | None
+) -> None:
+    """Of policies that take no queries only what is new in a prompt is read, however long a tail they keep."""
+    model, store, first = model_of("llama"), small_store(), random_prompt(100)
+    prefill(model, first, policy, store=store)
+    second = sharing(first, 100, 110)
+    reused, fresh = prefill(model, second, policy, store=store, chunk_size=chunk_size), prefill(model, second, policy)
+    assert reused.cache_read_tokens == 96
+    assert_equal(reused, fresh)
+    several = prefill_many(model, second, [policy, SNAPKV], store=store)
+    assert several[0].cache_read_tokens == 96
+    assert_equal(several[0], fresh)
 
 
 @pytest.mark.parametrize("name", REUSABLE)

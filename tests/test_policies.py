@@ -150,7 +150,7 @@ def test_h2o_refuses_what_it_cannot_see(model_of: ModelOf) -> None:
     with pytest.raises(ConfigError, match="H2O needs the queries of all 40 tokens, not of 39"):
         H2O(20).score(partial)
     prompt = random_prompt(LENGTH)
-    with pytest.raises(ConfigError, match="prefill_chunk_size=50: H2O needs the queries of all 120 tokens at once"):
+    with pytest.raises(ConfigError, match="prefill_chunk_size=50: H2O needs the queries of 120 tokens at once"):
         prefill(model_of("llama"), prompt, H2O(48), chunk_size=50)
     whole = prefill(model_of("llama"), prompt, H2O(48), chunk_size=LENGTH)
     assert torch.equal(whole.logits, prefill(model_of("llama"), prompt, H2O(48)).logits)

@@ -70,6 +70,15 @@ def test_accumulated_attention_equals_the_loops(
     torch.testing.assert_close(votes.double(), expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("first", [1, 13, 29])
+def test_accumulated_attention_adds_up(first: int) -> None:
+    """The votes of the last queries, and those of a prompt's beginning by itself, are those of the whole prompt."""
+    query, key = _states(6, 2, 30, 30)
+    last = accumulated_attention(query[:, :, first:], key, 0.7, block_bytes=3000)
+    last[..., :first] += accumulated_attention(query[:, :, :first], key[:, :, :first], 0.7)
+    torch.testing.assert_close(last.double(), reference.accumulated(query, key, 0.7), rtol=1e-6, atol=1e-6)
+
+
 def test_accumulated_attention_in_bfloat16_is_off_by_the_rounding_of_the_logits() -> None:
     query, key = _states(6, 2, 40, 40, torch.bfloat16)
     logits = query.double() @ key.double().repeat_interleave(3, 1).transpose(-1, -2) * 0.5

@@ -23,6 +23,7 @@ from ragkv.survival import kept_masks, survival
 from ragkv_evals.gold_tokens import answer_ranges, document_ranges, gold_ranges, shaded, shares
 from ragkv_evals.prompts import PromptCounter, encode
 from ragkv_evals.records import Outcome
+from ragkv_evals.shared_h2o import SharedH2O
 from ragkv_evals.tasks.base import Counter, Example
 from ragkv_evals.truncation import kept_mask, truncated
 from ragkv_evals.variants import Truncation, variant
@@ -77,6 +78,7 @@ class EngineAnswerer:
     def __init__(self, engine: Engine, together: bool = False, must_cite: bool = False) -> None:
         self._engine, self._device = engine, engine.model.device
         self._together, self._must_cite = together, must_cite
+        self._h2o = SharedH2O()
         self.counter: Counter = PromptCounter(engine.tokenizer)
 
     def answer(self, example: Example, names: Sequence[str], max_tokens: int) -> Iterator[Outcome]:
@@ -120,6 +122,8 @@ class EngineAnswerer:
 
     def _prefill(self, prompt: Prompt, policies: Sequence[Policy]) -> tuple[list[Prefilled], float]:
         """One cache for each policy, and the seconds until the first token is known."""
+        if self._engine.store is not None:
+            policies = [self._h2o.policy_for(policy, prompt) for policy in policies]
         peak_memory.reset(self._device)
         started = time.perf_counter()
         read = prefill_many(self._engine.model, prompt, policies, store=self._engine.store)

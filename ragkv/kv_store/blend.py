@@ -15,6 +15,7 @@ from ragkv.chat import Prompt
 from ragkv.errors import ModelError
 from ragkv.kv_store.joined import JoinedLayer, Piece, fill_from
 from ragkv.policies import Policy, SnapKV
+from ragkv.policies.base import queries_needed
 from ragkv.prefill import LayerCallback, Prefilled, PrefillObserver
 from ragkv.scoring import pool_votes, window_votes
 from ragkv.selection import Span
@@ -46,9 +47,9 @@ def read_on_pieces(
     fresh = torch.ones(len(prompt), dtype=torch.bool)
     for piece in pieces:
         fresh[piece.target : piece.target + piece.length] = False
-    # The observation window is contiguous: its queries are the last ones of the pass.
-    windows = max(window_size, policy.observation_window(prompt.question_tokens))
-    fresh[max(0, len(prompt) - windows) :] = True
+    # What observes is contiguous: its queries are the last ones of the pass.
+    needed = max(window_size, queries_needed(policy, len(prompt), prompt.question_tokens))
+    fresh[max(0, len(prompt) - needed) :] = True
     votes = _votes(model, prompt, pieces, rotations, fresh, window_size, on_layer) if count else None
     for start, end in anew:
         fresh[start:end] = True

@@ -13,7 +13,7 @@ class Observation:
 
     Attributes:
         layer: number of the layer among the `num_layers` with full attention.
-        query: (batch, heads, queries, head_dim) after rotation; at least the window's queries, the last ones.
+        query: (batch, heads, queries, head_dim) after rotation; the last ones, at least those that the policy needs.
         key, value: (batch, kv_heads, length, head_dim) of the whole prompt.
         scaling: factor of the attention logits.
         window_size: length of the observation window at the end of the prompt.
@@ -43,7 +43,8 @@ class Observation:
 class Policy(Protocol):
     """Decides per layer and KV head which entries of the prompt stay. Holds options, never state.
 
-    A policy whose score needs the queries of the whole prompt says `needs_all_queries = True`; see also `SplitsBudget`.
+    A policy whose score takes other queries than the window's has a method `queries_needed`, too; see `NeedsQueries`
+    and `SplitsBudget`.
     """
 
     protects: ClassVar[bool]
@@ -74,3 +75,22 @@ class SplitsBudget(Protocol):
             scores: (1, kv_heads, length - window_size); protected positions, at most half of `count`, are infinite.
             count: the layer's budget per KV head, without the window.
         """
+
+
+@runtime_checkable
+class NeedsQueries(Protocol):
+    """What a policy adds if its score takes more queries than those of its window, or fewer."""
+
+    def queries_needed(self, length: int) -> int:
+        """How many of a prompt's last queries the score takes; 0 for none."""
+
+
+def queries_needed(policy: Policy, length: int, question_tokens: int | None) -> int:
+    """How many of a prompt's last tokens must be read for the policy, whatever is known of their K/V; at least 1.
+
+    Args:
+        length: of the prompt.
+    """
+    if isinstance(policy, NeedsQueries):
+        return min(length, max(1, policy.queries_needed(length)))
+    return min(length, policy.observation_window(question_tokens))

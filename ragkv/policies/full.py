@@ -20,5 +20,8 @@ class FullKV:
     def observation_window(self, question_tokens: int | None) -> int:
         return 1
 
+    def queries_needed(self, length: int) -> int:
+        return 0
+
     def score(self, observation: Observation) -> Tensor:
         return observation.key.new_zeros((*observation.key.shape[:2], observation.key.shape[2] - 1))

@@ -28,7 +28,6 @@ class H2O:
     gqa_reduction: GQAReduction = "mean"
 
     protects: ClassVar[bool] = True
-    needs_all_queries: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.max_capacity_prompt < 2:
@@ -50,6 +49,9 @@ class H2O:
 
     def observation_window(self, question_tokens: int | None) -> int:
         return self.max_capacity_prompt // 2 if self.window_size == "half" else self.window_size
+
+    def queries_needed(self, length: int) -> int:
+        return length
 
     def score(self, observation: Observation) -> Tensor:
         queries, length = observation.query.shape[-2], observation.key.shape[-2]

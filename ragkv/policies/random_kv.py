@@ -42,6 +42,9 @@ class RandomKV:
     def observation_window(self, question_tokens: int | None) -> int:
         return self.window_size
 
+    def queries_needed(self, length: int) -> int:
+        return 0
+
     def score(self, observation: Observation) -> Tensor:
         batch, kv_heads, length, _ = observation.key.shape
         generator = torch.Generator().manual_seed(self.seed * observation.num_layers + observation.layer)

@@ -34,6 +34,9 @@ class StreamingLLM:
     def observation_window(self, question_tokens: int | None) -> int:
         return self.window_length
 
+    def queries_needed(self, length: int) -> int:
+        return 0
+
     def score(self, observation: Observation) -> Tensor:
         batch, kv_heads, length, _ = observation.key.shape
         earlier_first = torch.arange(length - observation.window_size, 0, -1, device=observation.key.device)
