@@ -57,10 +57,13 @@ class Answering:
             )
         return cls(TASKS[config.task], cases, EngineAnswerer(engine, config.decode_together, config.must_cite), config)
 
-    def check(self) -> None:
-        """Build every example of the plan once, so that one which cannot be built is known now, not after hours."""
-        for job in plan(self.cases.ids, self.config):
-            self.example(job)
+    def check(self) -> dict[str, int]:
+        """Build every example of the plan once, so that one which cannot be built is known now, not after hours.
+
+        Returns:
+            A hash of each one's documents, by key.
+        """
+        return {job.key: hash(self.example(job).documents) for job in plan(self.cases.ids, self.config)}
 
     def example(self, job: Job) -> Example:
         """The job's case laid out."""

@@ -1,7 +1,7 @@
 """Which examples a run answers, in which order, and how long the rest will take."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
@@ -39,19 +39,37 @@ def plan(ids: Sequence[str], config: RunConfig) -> list[Job]:
     ]
 
 
+Kind = tuple[int | None, bool]
+"""Of examples that take alike: their length, and whether their documents are other ones than those before."""
+
+
+def kinds(jobs: Iterable[Job], documents: Mapping[str, Hashable]) -> dict[str, Kind]:
+    """The kind of each of these examples, which are answered in this order, by key.
+
+    Args:
+        documents: by key, something that is the same for examples with the same documents; others have their own.
+    """
+    found: dict[str, Kind] = {}
+    before: dict[int | None, Hashable] = {}
+    for job in jobs:
+        these = documents.get(job.key, job.key)
+        found[job.key] = job.context_tokens, before.get(job.context_tokens) != these
+        before[job.context_tokens] = these
+    return found
+
+
 @dataclass
 class Pace:
-    """Estimates from what was measured: seconds per example, for each length by itself."""
+    """Estimates from what was measured: seconds per example, for each kind by itself."""
 
-    seconds: dict[int | None, list[float]] = field(default_factory=lambda: defaultdict(list))
+    seconds: dict[Kind, list[float]] = field(default_factory=lambda: defaultdict(list))
 
-    def add(self, job: Job, seconds: float) -> None:
+    def add(self, kind: Kind, seconds: float) -> None:
         """An example is done."""
-        self.seconds[job.context_tokens].append(seconds)
+        self.seconds[kind].append(seconds)
 
-    def estimate(self, left: Iterable[Job]) -> float | None:
-        """Seconds for these examples; None while a length among them has not been measured."""
-        lengths = [job.context_tokens for job in left]
-        if not set(lengths) <= set(self.seconds):
+    def estimate(self, left: Collection[Kind]) -> float | None:
+        """Seconds for these examples; None while a kind among them has not been measured."""
+        if not set(left) <= set(self.seconds):
             return None
-        return sum(fmean(self.seconds[length]) for length in lengths)
+        return sum(fmean(self.seconds[kind]) for kind in left)

@@ -4,12 +4,13 @@ A run folder holds config.json, environment.json, predictions.jsonl and, once al
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from ragkv_evals.answering import Done, Work
 from ragkv_evals.config import RunConfig
-from ragkv_evals.plan import Job, Pace, plan
+from ragkv_evals.plan import Job, Pace, kinds, plan
 from ragkv_evals.records import Record, RecordFile
 from ragkv_evals.results_folder import claim
 from ragkv_evals.variants import FULL
@@ -46,28 +47,32 @@ class RunFolder:
 
 
 def run(
-    ids: Sequence[str], folder: RunFolder, spread: Spread, watch: Watch = lambda done, total, seconds: None
+    ids: Sequence[str],
+    folder: RunFolder,
+    spread: Spread,
+    watch: Watch = lambda done, total, seconds: None,
+    documents: Mapping[str, Hashable] = MappingProxyType({}),
 ) -> list[Record]:
     """Answer what is missing in the folder, and close it.
 
     Args:
         ids: of the task's cases.
         spread: does the work.
+        documents: what examples with the same ones share, by key: reading them once makes the first of these slow.
 
     Returns:
         All records of the run, those from before included.
     """
     file, jobs, pace = folder.predictions, plan(ids, folder.config), Pace()
     work = missing(jobs, folder.config.policies, file.records)
-    left = {job.key: job for job, _, _ in work}
+    left = kinds((job for job, _, _ in work), documents)
     watch(len(jobs) - len(left), len(jobs), None)
     try:
         for event in spread(work):
             if isinstance(event, Record):
                 file.append(event)
                 continue
-            del left[event.job.key]
-            pace.add(event.job, event.seconds)
+            pace.add(left.pop(event.job.key), event.seconds)
             watch(len(jobs) - len(left), len(jobs), pace.estimate(left.values()))
     finally:
         folder.close()

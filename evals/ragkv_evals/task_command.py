@@ -100,13 +100,14 @@ def command_for(task: Task) -> Callable[..., None]:
         with RunProgress(console) as progress:
             folder = RunFolder(out, config, machine())
             spread: Spread
+            documents: dict[str, int] = {}
             if ray:
                 spread = partial(over_ray, partial(Answering.load, cases, config, device), ray_workers)
             else:
                 answering = Answering.load(cases, config, device)
-                answering.check()
+                documents = answering.check()
                 spread = answering.in_turn
-            records = run(cases.ids, folder, spread, progress.watch)
+            records = run(cases.ids, folder, spread, progress.watch, documents)
         conclude(records, task, config, out)
 
     command.__doc__ = task.help

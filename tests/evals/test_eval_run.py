@@ -12,7 +12,7 @@ from ragkv.errors import ConfigError, DocumentError
 from ragkv.prompt import CitePrompt
 from ragkv_evals.answering import Answering
 from ragkv_evals.config import RunConfig
-from ragkv_evals.plan import Job, Pace, plan
+from ragkv_evals.plan import Job, Pace, kinds, plan
 from ragkv_evals.records import Outcome, Record, RecordFile, read
 from ragkv_evals.run import RunFolder, missing, run
 from ragkv_evals.summary import summarize
@@ -246,8 +246,19 @@ def test_depths_multiply_the_plan() -> None:
     assert len({job.key for job in jobs}) == 4
 
 
-def test_estimates_wait_for_every_length() -> None:
-    short, long = Job(0, "a", 100, None), Job(0, "a", 200, None)
+def test_examples_of_one_kind() -> None:
+    """What begins another document set takes longer than what goes on with it."""
+    jobs = [Job(n, f"case {n}", length, None) for n in range(4) for length in (100, 200)]
+    documents = {job.key: (job.context_tokens, job.index // 2) for job in jobs}
+    begins = [True, True, False, False] * 2
+    assert list(kinds(jobs, documents).items()) == [
+        (job.key, (job.context_tokens, each)) for job, each in zip(jobs, begins, strict=True)
+    ]
+    assert set(kinds(jobs, {}).values()) == {(100, True), (200, True)}
+
+
+def test_estimates_wait_for_every_kind() -> None:
+    short, long = (100, True), (200, False)
     pace = Pace()
     pace.add(short, 2.0)
     assert pace.estimate([short, long]) is None
