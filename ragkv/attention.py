@@ -127,11 +127,13 @@ def _sdpa(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Te
     queries, keys, groups = query.shape[-2], key.shape[-2], query.shape[1] // key.shape[1]
     if mask is None and queries == 1 < groups:
         return _one_query(query, key, value, kwargs.get("scaling"))
-    scaling = kwargs.get("scaling") or 1 / math.sqrt(query.shape[-1])
-    if mask is None and 1 < queries < keys:
+    scaling, on_cpu = kwargs.get("scaling") or 1 / math.sqrt(query.shape[-1]), query.device.type == "cpu"
+    if on_cpu and key.shape[-1] != value.shape[-1]:  # the kernel that gives a log-sum-exp does not take these
+        if mask is None and 1 < queries < keys:
+            mask = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)[None, None]
+    elif mask is None and 1 < queries < keys:
         return causal_attention(query, key, value, scaling).transpose(1, 2).contiguous()
-    fits_kernel = query.device.type == "cpu" and key.shape[-1] == value.shape[-1]
-    if fits_kernel and mask is not None and mask.dtype == torch.bool and mask.shape[-2] == queries > 1:
+    elif on_cpu and mask is not None and mask.dtype == torch.bool and mask.shape[-2] == queries > 1:
         return masked_attention(query, key, value, mask, scaling)[0].transpose(1, 2).contiguous()
     return sdpa_attention_forward(module, query, key, value, mask, **kwargs)[0]
 

@@ -111,6 +111,16 @@ def test_attention_under_a_mask_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> 
     torch.testing.assert_close(found.float(), expected, rtol=0, atol=float(value.abs().max()) * 2**-7)
 
 
+@pytest.mark.parametrize(("queries", "keys"), [(5, 70), (2, 3), (50, 50)])
+def test_values_of_another_size_are_attended_by_the_end_of_a_prompt(queries: int, keys: int) -> None:
+    """As in chunks, or behind a stored prefix."""
+    query, key, value = _states(queries, keys, 1)
+    found = attention._sdpa(nn.Module(), query, key, value[..., :8], None, scaling=0.4)
+    causal = {"attn_mask": _bottom_right(queries, keys), "scale": 0.4}
+    expected = F.scaled_dot_product_attention(query, key, value[..., :8], **causal)
+    torch.testing.assert_close(found, expected.transpose(1, 2), rtol=1e-6, atol=1e-6)
+
+
 def test_values_of_another_size_are_attended_under_a_mask() -> None:
     """The kernel that merging needs does not take them; transformers' own does."""
     query, key, value = _states(50, 200, 1)
