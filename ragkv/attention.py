@@ -69,7 +69,7 @@ def masked_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, sc
 
     Args:
         query: (batch, heads, queries, head_dim).
-        key, value: (batch, kv_heads, keys, head_dim).
+        key, value: (batch, kv_heads, keys, head_dim), the same head_dim for all.
         mask: (1 or batch, 1 or heads, queries, keys) bool.
 
     Returns:

@@ -18,7 +18,7 @@ from ragkv.chat import Prompt
 from ragkv.kv_store import KVStore
 from ragkv.kv_store.reuse import Reuse
 from ragkv.policies import Policy
-from ragkv.policies.base import queries_needed
+from ragkv.policies.base import tokens_to_read
 from ragkv.prefill import LayerCallback, Prefilled, PrefillObserver
 
 
@@ -40,7 +40,7 @@ def prefill_many(
     """
     trunk = new_cache(model.config)
     branches = [PrefillObserver(new_cache(model.config), policy, prompt) for policy in policies]
-    needed = max(queries_needed(policy, len(prompt), prompt.question_tokens) for policy in policies)
+    needed = max(tokens_to_read(policy, len(prompt), prompt.question_tokens) for policy in policies)
     reuse = Reuse.of(store, model, trunk, prompt.ids, len(prompt) - needed)
     known = 0 if reuse is None else reuse.read_tokens
     ids = torch.tensor([prompt.ids[known:]], device=model.device)

@@ -18,7 +18,7 @@ from ragkv.kv_store.blend import read_on_pieces, rotations_of
 from ragkv.kv_store.joined import Piece
 from ragkv.kv_store.store import KVStore, Prefix
 from ragkv.policies import FullKV, Policy
-from ragkv.policies.base import queries_needed
+from ragkv.policies.base import tokens_to_read
 from ragkv.prefill import LayerCallback, Prefilled, prefill
 from ragkv.progress import Progress
 from ragkv.prompt import CitePrompt
@@ -30,8 +30,8 @@ class DocumentBlocks:
 
     Attributes:
         recompute: share of their tokens, 0 to 1, chosen by the votes of the question; 1 is exact (as far as the store
-            is), and saves nothing but the first document. More than 1 is a number of tokens: what a long prompt costs
-            then grows with its headers only.
+            is), and saves nothing but the first document. More than 1 is a number of tokens, however long the
+            prompt.
         first_tokens: tokens at the beginning of each, whatever their votes. Headers always are.
     """
 
@@ -45,8 +45,8 @@ class DocumentBlocks:
             raise ConfigError(f"first_tokens={self.first_tokens}: must be at least 0")
 
     def voted_tokens(self, eligible: int) -> int:
-        """How many of so many tokens are chosen by votes."""
-        return round(self.recompute * eligible) if self.recompute <= 1 else min(int(self.recompute), eligible)
+        """How many of so many tokens are chosen by votes, if there are as many."""
+        return round(self.recompute * eligible) if self.recompute <= 1 else int(self.recompute)
 
 
 def read_documents(
@@ -114,7 +114,7 @@ def prefill_documents(
     model, policy = engine.model, policy or engine.policy
     rotations = rotations_of(model)
     beyond = rope_regime(model, len(whole)) != 0
-    needed = queries_needed(policy, len(whole), whole.question_tokens)
+    needed = tokens_to_read(policy, len(whole), whole.question_tokens)
     if not documents or rotations is None or beyond or needed == len(whole):
         return prefill(model, whole, policy, on_layer=on_layer, store=engine.store)
     stored = [_stored(engine, document, prompt, on_layer) for document in documents]

@@ -20,7 +20,7 @@ from ragkv.errors import ConfigError
 from ragkv.kv_store import KVStore
 from ragkv.kv_store.reuse import Reuse
 from ragkv.policies import Observation, Policy, SplitsBudget
-from ragkv.policies.base import queries_needed
+from ragkv.policies.base import tokens_to_read
 from ragkv.ragged import RaggedLayer
 from ragkv.selection import fit_protected, protect, select
 
@@ -147,21 +147,22 @@ def prefill(
         chunk_size: tokens per forward pass; None reads the prompt in one pass, which is fastest.
         on_layer: told of the progress of each pass.
         store: has the K/V of the prompt's beginning, perhaps, and gets those of the rest. The tokens
-            whose queries the policy needs (`ragkv.policies.base.queries_needed`) are read anew in any case. Of no use
+            whose queries the policy needs (`ragkv.policies.base.tokens_to_read`) are read anew in any case. Of no use
             to models whose rotation depends on the prompt's length: their K/V fit no prompt of another length.
 
     Raises:
-        ConfigError: the policy needs all queries of the prompt at once, which chunks do not have.
+        ConfigError: the policy takes the queries of more tokens at once than chunks have.
     """
     cache = new_cache(model.config)
-    needed = queries_needed(policy, len(prompt), prompt.question_tokens)
+    needed = tokens_to_read(policy, len(prompt), prompt.question_tokens)
     reuse = Reuse.of(store, model, cache, prompt.ids, len(prompt) - needed)
     known = 0 if reuse is None else reuse.read_tokens
     observer = PrefillObserver(cache, policy, prompt, on_layer, reuse)
     ids = torch.tensor([prompt.ids[known:]], device=model.device)
     positions = torch.arange(known, len(prompt), device=model.device).unsqueeze(0)
     passes = chunks(len(prompt) - known, chunk_size, needed)
-    if chunk_size is not None and max(chunk_size, policy.observation_window(prompt.question_tokens)) < needed:
+    window_size = observer.window_size
+    if needed > window_size and len(chunks(len(prompt), chunk_size, window_size)) > 1:
         raise ConfigError(
             f"prefill_chunk_size={chunk_size}: {type(policy).__name__} needs the queries of {needed} tokens "
             "at once; leave it at None to read prompts in one pass"

@@ -93,6 +93,10 @@ def test_attention_under_a_mask(monkeypatch: pytest.MonkeyPatch, window: int, at
     expected = F.scaled_dot_product_attention(*exact, attn_mask=mask, scale=0.4).transpose(1, 2)
     seeing = mask.any(dim=-1)[:, 0]
     torch.testing.assert_close(found[seeing].double(), expected[seeing], rtol=0, atol=5 * 2**-20)
+    lse = (0.4 * exact[0] @ exact[1].transpose(2, 3)).masked_fill(~mask, -torch.inf).logsumexp(-1).transpose(1, 2)
+    found_lse = attention.masked_attention(query, key, value, mask, 0.4)[1].transpose(1, 2).double()
+    torch.testing.assert_close(found_lse[seeing], lse[seeing], rtol=0, atol=5 * 2**-20)
+    del computed[len(computed) // 2 :]
     parts = mask.flatten(0, 1).split(at_once, dim=1)
     assert sum(n for n, _ in computed) == sum(int(part.flatten(0, 1).any(dim=0).sum()) for part in parts)
     alike = sum(max(0, int(part.flatten(0, 1).all(dim=0).sum()) - 1) for part in parts)

@@ -424,6 +424,11 @@ class TestReuse:
         assert run.code == 2
         assert "--kv-dir" in run.err
 
+    def test_half_a_token_is_refused_at_once(self, cli: Cli, folder: str) -> None:
+        run = cli("ask", folder, QUESTION, "--kv-dir", "kv", "--recompute", "1.5", "--model", "nowhere")
+        assert run.code == 2
+        assert "recompute=1.5: must be a share from 0 to 1, or a whole number of tokens" in " ".join(run.err.split())
+
     @pytest.mark.parametrize("command", ["info", "clear"])
     def test_a_folder_that_is_not_there(self, cli: Cli, command: str) -> None:
         run = cli("cache", command, "nowhere")

@@ -22,7 +22,7 @@ from ragkv.engine import Engine
 from ragkv.errors import ConfigError
 from ragkv.kv_store import KVStore, blend
 from ragkv.kv_store.blend import best_voted
-from ragkv.policies import H2O, FullKV, Policy, SnapKV
+from ragkv.policies import H2O, FullKV, Policy, SnapKV, StreamingLLM
 from ragkv.prefill import Prefilled, prefill
 from ragkv.prompt import CitePrompt
 from ragkv.scoring import window_votes
@@ -229,8 +229,18 @@ def test_prompts_within_the_original_length_fit(monkeypatch: pytest.MonkeyPatch,
         read_documents(engine, [Document("long", "Text. " * 200, "Long")], PROMPT)
 
 
-def test_policies_that_need_all_queries_read_the_prompt(engine_of: EngineOf) -> None:
+def test_policies_that_take_no_queries_keep_a_tail_of_stored_pieces(engine_of: EngineOf) -> None:
+    """Only what observes for the vote is computed, however long the tail."""
     engine = _engine(engine_of("llama"))
+    read_documents(engine, DOCUMENTS, PROMPT)
+    whole, read = _read(engine, DOCUMENTS, NOTHING, StreamingLLM(4, 200))
+    _, snapkv = _read(engine, DOCUMENTS, NOTHING)
+    assert read.cache_read_tokens == snapkv.cache_read_tokens > len(whole) - 200
+
+
+def test_policies_that_need_all_queries_read_the_prompt(engine_of: EngineOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = _engine(engine_of("llama"))
+    monkeypatch.setattr("ragkv.document_blocks._stored", None)  # no single document is read for it
     whole, read = _read(engine, DOCUMENTS, NOTHING, H2O(120))
     assert read.cache_read_tokens == 0
     torch.testing.assert_close(read.logits, prefill(engine.model, whole, H2O(120)).logits, rtol=1e-4, atol=1e-4)
@@ -318,4 +328,4 @@ def test_bounds(values: tuple[float, int], message: str) -> None:
 
 def test_a_share_or_a_number_of_tokens() -> None:
     chosen = [DocumentBlocks(recompute).voted_tokens(1000) for recompute in (0, 0.25, 1, 2, 768, 4096)]
-    assert chosen == [0, 250, 1000, 2, 768, 1000]
+    assert chosen == [0, 250, 1000, 2, 768, 4096]

@@ -80,6 +80,18 @@ def test_attention_elsewhere_than_on_a_cpu(model_of: ModelOf, monkeypatch: pytes
     np.testing.assert_allclose(read_streaming(model, ids, 20, 4).nll, expected, atol=1e-4)
 
 
+def test_scores_of_rounded_states_are_not_rounded() -> None:
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (8 * torch.randn(1, 2, 6, 16, generator=generator).bfloat16() for _ in range(3))
+    mask = torch.ones(6, 6, dtype=torch.bool).tril()
+    output, lse = streaming_pass._plain(query, key, value, mask, 0.5)
+    scores = (0.5 * query.double() @ key.double().transpose(2, 3)).masked_fill(~mask, -torch.inf)
+    assert output.dtype == torch.bfloat16
+    torch.testing.assert_close(lse.double(), scores.logsumexp(-1), rtol=1e-5, atol=1e-5)
+    largest = float(value.abs().max())
+    torch.testing.assert_close(output.double(), scores.softmax(-1) @ value.double(), rtol=0, atol=largest * 2**-7)
+
+
 @pytest.mark.parametrize("architecture", ["mistral-sliding", "gemma3", "phi3-longrope", "llama-dynamic-rope"])
 def test_models_that_do_not_fit_are_refused_by_name(model_of: ModelOf, architecture: str) -> None:
     model = model_of(architecture)
@@ -115,8 +127,8 @@ def test_a_rise_is_seen_and_noise_is_not() -> None:
     noise = rng.normal(0, 0.01, 2000)
     noise[::100] += 5  # another program was running
     nll = np.zeros(2000)
-    flat = report.steady(_steps(2, nll, 1 + noise), _reading(2, 1, [nll + 0.1]))
-    rising = report.steady(_steps(2, nll, np.linspace(1, 1.5, 2000) + noise), _reading(2, 1, [nll]))
+    flat = report.steps_row(_steps(2, nll, 1 + noise), _reading(2, 1, [nll + 0.1]))
+    rising = report.steps_row(_steps(2, nll, np.linspace(1, 1.5, 2000) + noise), _reading(2, 1, [nll]))
     assert abs(flat.slope_percent) < 3 * flat.slope_error < 1
     assert rising.slope_percent == pytest.approx(50, abs=3)
     assert rising.ms_per_token_late > 1.3 * rising.ms_per_token_early
@@ -150,8 +162,11 @@ def test_the_command_prints_one_json_object_and_writes_three_files(folder: Path,
     result = json.loads(done.stdout)
     assert [(row["window"], row["sinks"]) for row in result["rows"]] == [(24, 0), (24, 4), (32, 0), (32, 4)]
     assert [row["window"] for row in result["recompute"]] == [24, 32]
-    assert [(row["window"], row["sinks"], row["tokens"]) for row in result["in_use"]] == [(24, 4, 60), (32, 4, 60)]
-    assert all(row["largest_difference"] < 1e-4 for row in result["in_use"])
+    assert [(row["window"], row["sinks"], row["tokens"]) for row in result["token_by_token"]] == [
+        (24, 4, 60),
+        (32, 4, 60),
+    ]
+    assert all(row["largest_difference"] < 1e-4 for row in result["token_by_token"])
     assert json.loads((tmp_path / "streaming.json").read_text()) == result
     lines = (tmp_path / "streaming.md").read_text().splitlines()
     assert len(lines) == 2 + 4 + 2 + 2
@@ -186,12 +201,16 @@ def test_a_stopped_benchmark_goes_on(folder: Path, tmp_path: Path, monkeypatch: 
         (["--windows", "many"], ConfigError, "--windows='many': give numbers of at least 2"),
         (["--sinks", "-1"], ConfigError, "--sinks='-1': give numbers of at least 0"),
         (["--windows", "8", "--sinks", "8"], ConfigError, "sinks=8: must be at least 0 and less than the window of 8"),
-        (["--tokens", "40", "--windows", "30"], ConfigError, "streams of 20 tokens: must be longer than the window of"),
-        (["--steps", "30", "--windows", "30"], ConfigError, "--steps=30: must be longer than the window of 30"),
+        (["--windows", "20,8", "--sinks", "0,8"], ConfigError, "sinks=8: must be"),
+        (["--tokens", "40", "--windows", "30"], ConfigError, "streams of 20 tokens: must be at least 32"),
+        (["--steps", "30", "--windows", "30"], ConfigError, "--steps of 30 tokens: must be at least 32"),
         (["--tokens", "9000000"], DocumentError, "add a file, or read fewer tokens"),
     ],
 )
-def test_bad_options_are_refused(folder: Path, options: list[str], error: type[Exception], message: str) -> None:
+def test_bad_options_are_refused_at_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], error: type[Exception], message: str
+) -> None:
+    monkeypatch.setattr("ragkv_evals.streaming_command.recompute", None)
     command = ["streaming", "--model", str(folder), "--data", str(folder.parent / "book.txt"), "--tokens", "200"]
     with pytest.raises(error, match=message):
         CliRunner().invoke(

@@ -89,8 +89,8 @@ def answer(
 
 
 def _name(blocks: DocumentBlocks) -> str:
-    share = blocks.recompute <= 1
-    return f"blocks, {blocks.recompute:.0%} recomputed" if share else f"blocks, {blocks.recompute:g} tokens recomputed"
+    how_many = f"{blocks.recompute:.0%}" if blocks.recompute <= 1 else f"{blocks.recompute:g} tokens"
+    return f"blocks, {how_many} recomputed"
 
 
 @dataclass(frozen=True)

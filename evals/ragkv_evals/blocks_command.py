@@ -52,7 +52,7 @@ def blocks(
     ] = None,
 ) -> None:
     """F1, citation F1 and time to first token on joined blocks of documents, against SnapKV on the whole prompt."""
-    variants = [DocumentBlocks(share, first_tokens) for share in _shares(recompute)]
+    variants = [DocumentBlocks(number, first_tokens) for number in _numbers(recompute)]
     need("scipy")
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     cases = HOTPOTQA.open(data)
@@ -96,11 +96,11 @@ def blocks(
         (out / "blocks.md").write_text(markdown_table(found))
 
 
-def _shares(text: str) -> list[float]:
+def _numbers(text: str) -> list[float]:
     try:
-        shares = [float(part) for part in text.split(",")]
+        numbers = [float(part) for part in text.split(",")]
     except ValueError:
-        shares = []
-    if not shares:
+        numbers = []
+    if not numbers:
         raise ConfigError(f"--recompute={text!r}: give shares from 0 to 1 or numbers of tokens, such as 0,0.25,768")
-    return shares
+    return numbers

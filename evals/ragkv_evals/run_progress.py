@@ -37,7 +37,7 @@ class RunProgress:
         """Show how far the run is; `seconds` is what the rest will take, None if that is not known yet."""
         left = "" if seconds is None else f"{duration(seconds)} left"
         self._bar.update(self._task, description="answering", completed=done, total=total, left=left)
-        if seconds is not None and not self._estimated:
+        if seconds is not None and not self._estimated and done < total:
             self._estimated = True
             self._console.print(f"{total - done} more examples will take about {duration(seconds)}, by the first ones")
         elif not self._console.is_terminal and done % max(1, total // _LINES) == 0:

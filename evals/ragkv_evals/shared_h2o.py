@@ -15,13 +15,17 @@ from ragkv.errors import ConfigError
 from ragkv.policies import H2O, Observation, Policy
 from ragkv.scoring import accumulated_attention
 
+_REMEMBERED = 8  # sets of votes, a few MB each
+
 
 @dataclass(frozen=True)
 class H2OBehind:
     """H2O on a prompt of which the first `start` tokens have voted before, or will be asked for their votes first.
 
+    Unlike other policies it holds something besides options: votes, which the first prefill fills in.
+
     Attributes:
-        votes: theirs by layer, (batch, kv_heads, start); the first prompt fills them in.
+        votes: theirs by layer, (batch, kv_heads, start).
     """
 
     base: H2O
@@ -54,17 +58,18 @@ class H2OBehind:
 
 
 class SharedH2O:
-    """Remembers the votes of the last documents."""
+    """Remembers the votes of the document sets that were read last: a run may take turns between several lengths."""
 
     def __init__(self) -> None:
-        self._documents: Sequence[int] = ()
-        self._votes: dict[str, dict[int, Tensor]] = {}
+        self._votes: dict[tuple[Sequence[int], str], dict[int, Tensor]] = {}
 
     def policy_for(self, policy: Policy, prompt: Prompt) -> Policy:
         """The policy, or, if it is an H2O whose votes add up, one that keeps the same entries and reads less."""
         end = max((span.end for span in prompt.spans if span.kind == "document"), default=0)
         if not isinstance(policy, H2O) or policy.gqa_reduction == "max" or end in (0, len(prompt)):
             return policy
-        if prompt.ids[:end] != self._documents:
-            self._documents, self._votes = prompt.ids[:end], {}
-        return H2OBehind(policy, end, self._votes.setdefault(policy.gqa_reduction, {}))
+        key = prompt.ids[:end], policy.gqa_reduction
+        self._votes[key] = self._votes.pop(key, {})  # the last one now
+        while len(self._votes) > _REMEMBERED:
+            del self._votes[next(iter(self._votes))]
+        return H2OBehind(policy, end, self._votes[key])

@@ -56,7 +56,8 @@ class Variant(Protocol):
         """Prefill; variants that do not compress ignore the budget (entries per KV head)."""
 
 
-def _now(device: torch.device) -> float:
+def now(device: torch.device) -> float:
+    """Seconds, once the device has done what it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
@@ -80,10 +81,10 @@ class Transformers:
     def _forward(self, tokens: Sequence[int], cache: Cache, position: int) -> float:
         device = self._model.device
         self._model.set_attn_implementation(self._base)
-        started = _now(device)
+        started = now(device)
         positions = torch.arange(position, position + len(tokens), device=device)
         forward(self._model, torch.tensor([tokens], device=device), cache, positions.unsqueeze(0))
-        return _now(device) - started
+        return now(device) - started
 
 
 class Ragkv:
@@ -97,16 +98,16 @@ class Ragkv:
         self._model.set_attn_implementation(self._attention)
         device = self._model.device
         policy = _Stopwatch(self._policy(budget), device)
-        started = _now(device)
+        started = now(device)
         read = prefill(self._model, Prompt(tuple(ids)), policy, on_layer=policy.layer_done)
-        seconds = _now(device) - started
+        seconds = now(device) - started
         decoder = Decoder(self._model, [read])
 
         def step(token: int) -> float:
             self._model.set_attn_implementation(self._attention)
-            begun = _now(device)
+            begun = now(device)
             decoder.step([token])
-            return _now(device) - begun
+            return now(device) - begun
 
         return Read(seconds, policy.seconds, read.kv_bytes_full, read.kv_bytes_kept, step)
 
@@ -121,7 +122,7 @@ class _Stopwatch:
         self._policy, self._device, self._started = policy, device, 0.0
 
     def budget(self, length: int, layer: int, num_layers: int) -> int:
-        self._started = _now(self._device)
+        self._started = now(self._device)
         return self._policy.budget(length, layer, num_layers)
 
     def observation_window(self, question_tokens: int | None) -> int:
@@ -131,7 +132,7 @@ class _Stopwatch:
         return self._policy.score(observation)
 
     def layer_done(self, done: int, layers: int) -> None:
-        self.seconds += _now(self._device) - self._started
+        self.seconds += now(self._device) - self._started
 
 
 class PeerVariant:

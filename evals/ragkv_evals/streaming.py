@@ -5,7 +5,6 @@ measured at some positions only, on one stream, taking turns with the streaming 
 beginning of one stream, one token at a time.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -21,12 +20,14 @@ from ragkv.cache import new_cache
 from ragkv.errors import ConfigError
 from ragkv.policies import StreamingLLM
 from ragkv.streaming.cache import Layout, StreamingCache, read
+from ragkv_evals.speed import now
 from ragkv_evals.streaming_pass import StreamingPass
 
 Floats = npt.NDArray[np.float64]
 Progress = Callable[[str], None]
 
 PASS_TOKENS = 2048  # of all streams together
+_LOSS_ROWS = 256  # logits in float32 at a time: vocabularies are large
 
 
 @dataclass(frozen=True)
@@ -90,13 +91,32 @@ def cut_streams(ids: Sequence[int], streams: int, start: Sequence[int]) -> Tenso
     return torch.tensor(rows)
 
 
+def check(model: PreTrainedModel, ids: Tensor, windows: Sequence[int], sinks: Sequence[int], steps: int) -> None:
+    """See that all of it can be measured, before hours are spent on a part.
+
+    Raises:
+        ConfigError: sinks leave no room for recent tokens, the model cannot be read in passes or sees less than a
+            window, or there are too few tokens to fill one.
+    """
+    for window in windows:
+        for number in sinks:
+            StreamingPass(model, _policy(window, number))
+        Layout.of(model, _policy(window, usual_sinks(window)))
+        for name, length in (("streams", ids.shape[1]), ("--steps", min(steps, ids.shape[1]))):
+            if length <= window + 1:
+                raise ConfigError(
+                    f"{name} of {length} tokens: must be at least {window + 2} to fill the window of {window} tokens "
+                    "and go on; read more"
+                )
+
+
 def read_streaming(
     model: PreTrainedModel, ids: Tensor, window: int, sinks: int, progress: Progress = lambda text: None
 ) -> Reading:
     """Read (streams, tokens), every token seeing what a streaming cache would show it.
 
     Raises:
-        ConfigError: the window has no room besides the sinks, or the model cannot be read in passes.
+        ConfigError: as `check`.
     """
     passes, nll = StreamingPass(model, _policy(window, sinks)), []
     chunk_size = max(sinks, PASS_TOKENS // len(ids), 1)
@@ -115,10 +135,10 @@ def read_steps(
     cache = StreamingCache(Layout.of(model, _policy(window, sinks)))
     nll, step_s, full_bytes = [], [], 0
     for t in range(ids.shape[1] - 1):
-        began = time.perf_counter()
+        began = now(model.device)
         cache.evict(max(0, 1 - cache.room))
         logits = read(model, cache, ids[:, t : t + 1])
-        step_s.append(time.perf_counter() - began)
+        step_s.append(now(model.device) - began)
         nll.append(_nll(logits, ids[:, t + 1]))
         full_bytes = full_bytes or cache.nbytes * (t >= 2 * window)
         if t % 100 == 0:
@@ -129,28 +149,27 @@ def read_steps(
 def recompute(
     model: PreTrainedModel, ids: Tensor, window: int, count: int, progress: Progress = lambda text: None
 ) -> Recomputed:
-    """Predict `count` tokens, spread over the text from where the window is full, each by a fresh pass over its window.
-
-    Raises:
-        ConfigError: the text is no longer than the window.
-    """
+    """Predict `count` tokens, spread over the text from where the window is full: each by a pass over its window."""
     length = ids.shape[1]
-    if length <= window + 1:
-        raise ConfigError(f"streams of {length} tokens: must be longer than the window of {window}; read more tokens")
     positions = sorted({int(p) for p in np.linspace(window + 1, length - 1, count)})
-    cache = StreamingCache(Layout.of(model, _policy(window, min(4, window - 1))))
+    cache = StreamingCache(Layout.of(model, _policy(window, usual_sinks(window))))
     read(model, cache, ids[:1, :window])
     nll, seconds, streaming_seconds = [], [], []
     for done, position in enumerate(positions):
         rows = [_fresh_pass(model, ids[row : row + 1, position - window : position]) for row in range(len(ids))]
         nll.append(_nll(torch.cat([logits for logits, _ in rows]), ids[:, position]))
         seconds.append(rows[0][1])
-        began = time.perf_counter()
+        began = now(model.device)
         cache.evict(1)
         read(model, cache, ids[:1, position : position + 1])
-        streaming_seconds.append(time.perf_counter() - began)
+        streaming_seconds.append(now(model.device) - began)
         progress(f"window {window}, recomputed: {done:,} of {len(positions):,}")
     return Recomputed(window, positions, np.stack(nll, axis=1).tolist(), seconds, streaming_seconds)
+
+
+def usual_sinks(window: int) -> int:
+    """As many as the paper recommends, where they fit."""
+    return min(4, window - 1)
 
 
 def _policy(window: int, sinks: int) -> StreamingLLM:
@@ -161,12 +180,13 @@ def _policy(window: int, sinks: int) -> StreamingLLM:
 
 
 def _fresh_pass(model: PreTrainedModel, ids: Tensor) -> tuple[Tensor, float]:
-    began = time.perf_counter()
+    began = now(model.device)
     positions = torch.arange(ids.shape[1], device=model.device).unsqueeze(0)
     logits = forward(model, ids.to(model.device), new_cache(model.config), positions)
-    return logits, time.perf_counter() - began
+    return logits, now(model.device) - began
 
 
 def _nll(logits: Tensor, target: Tensor) -> Floats:
-    losses = F.cross_entropy(logits.float(), target.to(logits.device), reduction="none")
-    return losses.double().cpu().numpy()
+    parts = zip(*(torch.split(each, _LOSS_ROWS) for each in (logits, target.to(logits.device))), strict=True)
+    losses = [F.cross_entropy(some.float(), these, reduction="none") for some, these in parts]
+    return torch.cat(losses).double().cpu().numpy()

@@ -19,8 +19,17 @@ from ragkv_evals.console import console, write_result
 from ragkv_evals.extras import need
 from ragkv_evals.pieces import Pieces
 from ragkv_evals.speed_report import machine
-from ragkv_evals.streaming import Progress, Recomputed, cut_streams, read_steps, read_streaming, recompute
-from ragkv_evals.streaming_report import Recompute, Row, Steady
+from ragkv_evals.streaming import (
+    Progress,
+    Recomputed,
+    check,
+    cut_streams,
+    read_steps,
+    read_streaming,
+    recompute,
+    usual_sinks,
+)
+from ragkv_evals.streaming_report import Recompute, Row, StepsRow
 
 
 def streaming(
@@ -44,14 +53,13 @@ def streaming(
 ) -> None:
     """Perplexity and time per token over books: window attention, StreamingLLM, and recomputing the window."""
     sizes, numbers = _numbers("windows", windows, 2), _numbers("sinks", sinks, 0)
-    if steps <= max(sizes) + 1:
-        raise ConfigError(f"--steps={steps}: must be longer than the window of {max(sizes)}")
     need("scipy")
     if out is not None:
         need("matplotlib")
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     loaded = load(model, device=device, dtype=dtype)
     ids = cut_streams(_ids(loaded, data, tokens), streams, loaded.tokenizer("")["input_ids"])
+    check(loaded.model, ids, sizes, numbers, steps)
     settings = {
         "model": loaded.name,
         **machine(loaded.model),
@@ -67,15 +75,15 @@ def streaming(
             _measured(pieces, loaded.model, ids, window, numbers, recompute_positions, steps, status.update)
             for window in sizes
         ]
-    again, in_use, by_window = zip(*measured, strict=True)
+    again, token_by_token, by_window = zip(*measured, strict=True)
     rows = [row for found in by_window for row in found]
-    lines = streaming_report.table(rows, in_use, again)
+    lines = streaming_report.table(rows, token_by_token, again)
     console.print(streaming_report.rich_table(lines, f"{loaded.name}, {streams} streams of {ids.shape[1]:,} tokens"))
     result = {
         **settings,
         "context_length": loaded.context_length,
         "rows": [asdict(row) for row in rows],
-        "in_use": [asdict(each) for each in in_use],
+        "token_by_token": [asdict(each) for each in token_by_token],
         "recompute": [asdict(each) for each in again],
     }
     write_result(result, "streaming", out)
@@ -93,19 +101,18 @@ def _measured(
     recompute_positions: int,
     steps: int,
     progress: Progress,
-) -> tuple[Recompute, Steady, list[Row]]:
+) -> tuple[Recompute, StepsRow, list[Row]]:
     """All of one window; what is there from before as it is."""
 
     def again() -> list[Recomputed]:
         return [recompute(model, ids, window, recompute_positions, progress)]
 
-    def in_use() -> list[Steady]:
-        first, number = ids[:1, :steps], min(4, window - 1)
-        token_by_token = read_steps(model, first, window, number, progress)
-        return [streaming_report.steady(token_by_token, read_streaming(model, first, window, number, progress))]
+    def stepwise() -> list[StepsRow]:
+        options = model, ids[:1, :steps], window, usual_sinks(window), progress
+        return [streaming_report.steps_row(read_steps(*options), read_streaming(*options))]
 
     (recomputed,) = pieces.once(f"window {window}, recomputed", Recomputed, again)
-    (steady,) = pieces.once(f"window {window}, token by token", Steady, in_use)
+    (by_token,) = pieces.once(f"window {window}, token by token", StepsRow, stepwise)
 
     def variant(number: int) -> list[Row]:
         return [streaming_report.row(read_streaming(model, ids, window, number, progress), recomputed)]
@@ -115,7 +122,7 @@ def _measured(
         for number in sinks
         for row in pieces.once(f"window {window}, {number} sinks", Row, partial(variant, number))
     ]
-    return streaming_report.recompute_row(recomputed), steady, rows
+    return streaming_report.recompute_row(recomputed), by_token, rows
 
 
 def _numbers(option: str, text: str, least: int) -> list[int]:

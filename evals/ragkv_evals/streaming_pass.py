@@ -45,7 +45,7 @@ class StreamingPass:
         self._sinks, self._recent = policy.num_sink_tokens, policy.window_length
         self._seen = 0
         self._first: dict[int, tuple[Tensor, Tensor]] = {}  # of each layer, the sinks
-        self._last: dict[int, tuple[Tensor, Tensor]] = {}  # of each layer, what the next chunk's first token still sees
+        self._last: dict[int, tuple[Tensor, Tensor]] = {}  # of each layer, the recent tokens
 
     @torch.inference_mode()
     def read(self, ids: Tensor) -> Tensor:
@@ -102,13 +102,13 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling:
 
 def _plain(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
     groups = query.shape[1] // key.shape[1]
-    scores = (query @ repeat_kv(key, groups).transpose(2, 3)).float() * scaling
+    scores = query.float() * scaling @ repeat_kv(key, groups).float().transpose(2, 3)
     scores.masked_fill_(~mask, -torch.inf)
     output = scores.softmax(dim=-1).to(value.dtype) @ repeat_kv(value, groups)
     return output, scores.logsumexp(dim=-1)
 
 
-def _registered(
+def _attention_interface(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -127,7 +127,7 @@ def _no_mask(**kwargs: Any) -> None:
     return None
 
 
-AttentionInterface.register(_NAME, _registered)
+AttentionInterface.register(_NAME, _attention_interface)
 AttentionMaskInterface.register(_NAME, _no_mask)
 
 

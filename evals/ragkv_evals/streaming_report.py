@@ -38,7 +38,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Steady:
+class StepsRow:
     """The streaming cache in use, one token at a time.
 
     Attributes:
@@ -96,12 +96,12 @@ def row(reading: Reading, recomputed: Recomputed) -> Row:
     )
 
 
-def steady(steps: Steps, reading: Reading) -> Steady:
+def steps_row(steps: Steps, reading: Reading) -> StepsRow:
     """The figures of the cache in use; `reading` is of the same stream, window and sinks."""
     full = steps.step_s[steps.window :]
     part = max(1, min(1000, len(full) // 4))
     slope, error = _slope(full)
-    return Steady(
+    return StepsRow(
         window=steps.window,
         sinks=steps.sinks,
         tokens=len(steps.nll) + 1,
@@ -149,12 +149,14 @@ def _slope(steps: Floats) -> tuple[float, float]:
 HEADER = ("window", "variant", "perplexity", "at samples", "vs recompute", "ms early", "ms late", "rise %", "MiB")
 
 
-def table(rows: Sequence[Row], in_use: Sequence[Steady], recomputed: Sequence[Recompute]) -> list[tuple[str, ...]]:
+def table(
+    rows: Sequence[Row], token_by_token: Sequence[StepsRow], recomputed: Sequence[Recompute]
+) -> list[tuple[str, ...]]:
     """The lines below `HEADER`."""
     lines = []
-    for cache, again in zip(in_use, recomputed, strict=True):
+    for steps, again in zip(token_by_token, recomputed, strict=True):
         lines += [_line(each) for each in rows if each.window == again.window]
-        lines.append(_steady_line(cache))
+        lines.append(_steps_line(steps))
         speed = f"{again.ms_per_token:.1f} ({again.speedup:.1f}x of {again.streaming_ms_per_token:.1f})"
         lines.append((str(again.window), "recomputation", "", f"{again.perplexity:.2f}", "1.000", speed, "", "", ""))
     return lines
@@ -171,7 +173,7 @@ def _line(each: Row) -> tuple[str, ...]:
     )
 
 
-def _steady_line(each: Steady) -> tuple[str, ...]:
+def _steps_line(each: StepsRow) -> tuple[str, ...]:
     return (
         str(each.window),
         f"token by token, {each.sinks} sinks",

@@ -91,8 +91,8 @@ RecomputeOption = Annotated[
     float | None,
     typer.Option(
         min=0,
-        help="Join the K/V of single documents in --kv-dir, and compute this share of their tokens (or, above 1, so "
-        "many) anew: approximate.",
+        help="Join the K/V of single documents in --kv-dir, and compute this share of their tokens anew, 0 "
+        "to 1, or so many of them, a whole number above 1: approximate.",
         rich_help_panel=_CACHE,
         show_default="read the prompt as it is",
     ),
@@ -143,7 +143,11 @@ def check_question(question: str) -> None:
 
 
 def check_recompute(recompute: float | None, kv_dir: str | None) -> None:
-    """Raise ConfigError for documents that are to be joined without a folder that has them."""
+    """Raise ConfigError for a share that is none, and for documents to be joined without a folder that has them."""
+    from ragkv.document_blocks import DocumentBlocks
+
+    if recompute is not None:
+        DocumentBlocks(recompute)
     if recompute is not None and kv_dir is None:
         raise ConfigError(
             "--recompute joins the K/V of single documents: name their folder with --kv-dir, which "

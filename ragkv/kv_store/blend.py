@@ -15,7 +15,7 @@ from ragkv.chat import Prompt
 from ragkv.errors import ModelError
 from ragkv.kv_store.joined import JoinedLayer, Piece, fill_from
 from ragkv.policies import Policy, SnapKV
-from ragkv.policies.base import queries_needed
+from ragkv.policies.base import tokens_to_read
 from ragkv.prefill import LayerCallback, Prefilled, PrefillObserver
 from ragkv.scoring import pool_votes, window_votes
 from ragkv.selection import Span
@@ -48,7 +48,7 @@ def read_on_pieces(
     for piece in pieces:
         fresh[piece.target : piece.target + piece.length] = False
     # What observes is contiguous: its queries are the last ones of the pass.
-    needed = max(window_size, queries_needed(policy, len(prompt), prompt.question_tokens))
+    needed = max(window_size, tokens_to_read(policy, len(prompt), prompt.question_tokens))
     fresh[max(0, len(prompt) - needed) :] = True
     votes = _votes(model, prompt, pieces, rotations, fresh, window_size, on_layer) if count else None
     for start, end in anew:

@@ -43,7 +43,7 @@ class Observation:
 class Policy(Protocol):
     """Decides per layer and KV head which entries of the prompt stay. Holds options, never state.
 
-    A policy whose score takes other queries than the window's has a method `queries_needed`, too; see `NeedsQueries`
+    A policy whose score takes other queries than the window's has a method `queries_needed`, too; see `OtherQueries`
     and `SplitsBudget`.
     """
 
@@ -78,19 +78,19 @@ class SplitsBudget(Protocol):
 
 
 @runtime_checkable
-class NeedsQueries(Protocol):
+class OtherQueries(Protocol):
     """What a policy adds if its score takes more queries than those of its window, or fewer."""
 
     def queries_needed(self, length: int) -> int:
         """How many of a prompt's last queries the score takes; 0 for none."""
 
 
-def queries_needed(policy: Policy, length: int, question_tokens: int | None) -> int:
+def tokens_to_read(policy: Policy, length: int, question_tokens: int | None) -> int:
     """How many of a prompt's last tokens must be read for the policy, whatever is known of their K/V; at least 1.
 
     Args:
         length: of the prompt.
     """
-    if isinstance(policy, NeedsQueries):
+    if isinstance(policy, OtherQueries):
         return min(length, max(1, policy.queries_needed(length)))
     return min(length, policy.observation_window(question_tokens))

@@ -276,6 +276,15 @@ def test_watchers_hear_of_the_progress(tmp_path: Path) -> None:
     assert heard == [(0, 4, False), (1, 4, False), (2, 4, True), (3, 4, True), (4, 4, True)]
 
 
+def test_estimates_of_shared_sets_wait_for_what_goes_on_with_one(tmp_path: Path) -> None:
+    heard: list[tuple[int, bool]] = []
+    cases, answering = ToyCases(2), Answering(TOY, ToyCases(2), Scripted(), CONFIG)
+    documents = {job.key: job.context_tokens for job in plan(cases.ids, CONFIG)}
+    watch = lambda done, total, left: heard.append((done, left is not None))  # noqa: E731
+    run(cases.ids, RunFolder(tmp_path, CONFIG, {}), answering.in_turn, watch, documents)
+    assert heard == [(0, False), (1, False), (2, False), (3, False), (4, True)]
+
+
 def test_missing_gives_the_full_reply_where_it_is_known(tmp_path: Path) -> None:
     records = [record for record in start(tmp_path, Scripted()) if record.outcome.policy == "full"]
     work = missing(plan(ToyCases(3).ids, CONFIG), CONFIG.policies, records)
