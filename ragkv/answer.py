@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from ragkv.chat import Prompt, encode_chat
-from ragkv.citations import find_markers, split_valid
+from ragkv.citations import cited_numbers
 from ragkv.cite_grammar import citation_constraint
 from ragkv.config import SamplingParams
 from ragkv.document_blocks import DocumentBlocks, prefill_documents
@@ -143,7 +143,7 @@ def _constraint(engine: Engine, documents: Sequence[Document]) -> GrammarConstra
 
 
 def _answer(completion: Completion, documents: tuple[Document, ...], dropped: tuple[Document, ...]) -> Answer:
-    valid, invalid = split_valid(find_markers(completion.text), len(documents))
+    valid, invalid = cited_numbers(completion.text, [document.title for document in documents])
     return Answer(
         text=completion.text.strip(),
         documents=documents,

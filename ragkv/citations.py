@@ -1,13 +1,22 @@
-"""Which documents an answer names: finding `[n]` markers in text and checking them against what was given."""
+"""Which documents an answer names: finding `[n]` markers in text and checking them against what was given.
+
+In the line that names the documents by title and number, the title decides: a small model that reads many documents
+copies titles rightly and numbers wrongly.
+"""
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+SOURCES_LABEL = "Documents:"
 
 _NUMBERS = r"\d{1,6}(?:\s*(?:,|;|-|–)\s*\d{1,6})*"
 _MARKER = re.compile(rf"\[\s*({_NUMBERS})\s*\]")
 _RANGE = re.compile(r"(\d+)\s*[-–]\s*(\d+)")
 _WIDEST_RANGE = 20
+_SOURCES = re.compile(rf"^\s*{SOURCES_LABEL}\s*", re.MULTILINE)
+_AROUND_NAMES = " .,;:*_\"'“”–-"
 
 
 @dataclass(frozen=True)
@@ -17,6 +26,59 @@ class Marker:
     numbers: tuple[int, ...]
     start: int
     end: int
+
+
+def cited_numbers(text: str, titles: Sequence[str]) -> tuple[list[int], list[int]]:
+    """Numbers of the documents that a text cites, in order of first mention, and numbers that no document has.
+
+    Behind the label of the documents, a number with the title of exactly one document stands for that one.
+
+    Args:
+        titles: of the documents 1, 2, ...; empty for those that have none.
+    """
+    return split_valid([*_by_title(text, find_markers(text), titles)], len(titles))
+
+
+def settled(text: str) -> str:
+    """The beginning of a text that is still growing whose citations stay as they are, however it goes on."""
+    label, markers = _SOURCES.search(text), find_markers(text)
+    if label is None or not markers or not _titles_follow(label, markers) or "\n" in text[markers[-1].end :]:
+        return text
+    return text[: markers[-1].start]  # the title of the last one may not be whole
+
+
+def _by_title(text: str, markers: Sequence[Marker], titles: Sequence[str]) -> Iterator[Marker]:
+    """The markers, and instead of those that stand with a title those of its document."""
+    label = _SOURCES.search(text)
+    if label is None:
+        yield from markers
+        return
+    numbers, short = defaultdict[str, list[int]](list), defaultdict[str, list[int]](list)
+    for number, title in enumerate(titles, 1):
+        numbers[_name(title)].append(number)
+        short[_short(title)].append(number)
+    follow = _titles_follow(label, markers)
+    borders = [label.end(), *(place for marker in markers for place in (marker.start, marker.end)), len(text)]
+    for n, marker in enumerate(markers):
+        before, behind = text[max(borders[2 * n], label.end()) : marker.start], text[marker.end : borders[2 * n + 3]]
+        name = _name(behind.split("\n")[0] if follow else before.split("\n")[-1])
+        found = numbers.get(name) or short.get(name, [])
+        known = marker.start >= label.end() and len(marker.numbers) == len(found) == 1 and name
+        yield replace(marker, numbers=tuple(found)) if known else marker
+
+
+def _titles_follow(label: re.Match[str], markers: Sequence[Marker]) -> bool:
+    """Whether titles stand behind their numbers, and not before them."""
+    return any(marker.start == label.end() for marker in markers)
+
+
+def _name(title: str) -> str:
+    return " ".join(title.casefold().split()).strip(_AROUND_NAMES)
+
+
+def _short(title: str) -> str:
+    """A title without what tells it from others of the same name, as in "Mercury (planet)"."""
+    return _name(re.sub(r"\([^()]*\)\s*$", "", title))
 
 
 def find_markers(text: str) -> list[Marker]:

@@ -9,10 +9,11 @@ from collections.abc import Iterable, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
+from ragkv.citations import SOURCES_LABEL
 from ragkv.documents import Document
 from ragkv.errors import ConfigError
 from ragkv.grammar import GrammarConstraint
-from ragkv.prompt import SOURCES_LABEL, heading
+from ragkv.prompt import heading
 
 MOST_SOURCES = 8
 

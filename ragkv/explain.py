@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.cache_utils import Cache
 
 from ragkv.chat import Prompt, encode_chat
-from ragkv.citations import find_markers, split_valid
+from ragkv.citations import cited_numbers
 from ragkv.config import SamplingParams
 from ragkv.detokenize import TextStream
 from ragkv.documents import Document
@@ -87,7 +87,7 @@ def explain(
     )
     reply = next(chunk.completion for chunk in chunks if chunk.completion is not None)
     counts, heads = seen[0]
-    valid, invalid = split_valid(find_markers(reply.text), len(documents))
+    valid, invalid = cited_numbers(reply.text, [document.title for document in documents])
     return Explanation(
         question=question.strip(),
         answer=reply.text.strip(),

@@ -8,14 +8,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ragkv.citations import strip_markers
+from ragkv.citations import SOURCES_LABEL, strip_markers
 from ragkv.documents import Document
 from ragkv.errors import ConfigError
 from ragkv.messages import Message, Segment
 
 SYSTEM = "You answer questions from numbered documents. Answer briefly and cite the documents that the answer rests on."
-
-SOURCES_LABEL = "Documents:"
 
 # Questions of HotpotQA's training set; document numbers are only shapes to imitate. The answer comes before the
 # documents: a small model that has said what it found names the right ones, and hardly does the other way round.

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragkv.citations import Marker, find_markers, split_valid, strip_markers
+from ragkv.citations import Marker, cited_numbers, find_markers, settled, split_valid, strip_markers
 
 
 @pytest.mark.parametrize(
@@ -78,3 +78,71 @@ def test_any_text_can_be_read(text: str) -> None:
         text[a.end : b.start] for a, b in itertools.pairwise([Marker((), 0, 0), *markers, Marker((), len(text), 0)])
     )
     assert strip_markers(text).replace(" ", "") == outside.replace(" ", "")
+
+
+TITLES = ("Toad Hall", "Canberra", "Young, New South Wales", "Mercury (planet)", "Passage", "Passage", "", "¡Hola!")
+
+
+@pytest.mark.parametrize(
+    ("text", "cited"),
+    [
+        ("x\nDocuments: [3] Toad Hall [9] Canberra", [1, 2]),
+        ("x\nDocuments: Toad Hall [3], Canberra [9]", [1, 2]),
+        ("x\nDocuments: Young, New South Wales [1], TOAD  hall [2]", [3, 1]),
+        ("x\nDocuments:\n- Toad Hall [3]\n- Canberra [9]", [1, 2]),
+        ("x\nDocuments:\n[3] Toad Hall\n[9] *Canberra*.\n", [1, 2]),
+        ("Documents: [1] Canberra", [2]),
+        ("x\nDocuments: [4] Toad Hall [4] Canberra", [1, 2]),  # one number for two titles
+        ("x\nDocuments: [3] Toad Hall [1] Toad Hall", [1]),
+        ("x\nDocuments: [1] Mercury [2] ¡hola!", [4, 8]),  # as people call it
+        ("x\nDocuments: [1] Mercury (planet)", [4]),
+        # The number decides:
+        ("x\nDocuments: [6] Passage [2] Passage", [6, 2]),  # two have that title
+        ("x\nDocuments: [3] Toad [1] Mercury (god)", [3, 1]),  # none has
+        ("x\nDocuments: [7] [1]", [7, 1]),
+        ("x\nDocuments: [3, 4] Toad Hall", [3, 4]),  # one title is not for both
+        ("x\nDocuments: [3] they say Toad Hall", [3]),
+        ("It is in [3] Toad Hall\nCanberra [1]", [3, 1]),  # prose: what stands there is no title
+        ("Canberra [1]\nDocuments: [3] Toad Hall", [1]),
+        ("Canberra [7]\nDocuments: Toad Hall [3]", [7, 1]),
+        ("no Documents: [3] Toad Hall", [3]),
+        ("", []),
+    ],
+)
+def test_titles_decide_where_documents_are_named(text: str, cited: list[int]) -> None:
+    assert cited_numbers(text, TITLES) == (cited, [])
+
+
+@given(st.text("[]12, \n-Docums:abAB().*", max_size=60), st.lists(st.text("abAB() .", max_size=4), max_size=4))
+def test_any_reply_can_be_read(text: str, titles: list[str]) -> None:
+    """Every marker still stands for something, and what is settled is the beginning of it."""
+    text = f"x\nDocuments:{text}"
+    valid, invalid = cited_numbers(text, titles)
+    assert bool(valid or invalid) == bool(find_markers(text))
+    assert all(1 <= number <= len(titles) for number in valid)
+    assert text.startswith(settled(text))
+
+
+def test_numbers_that_no_document_has_are_told_apart_unless_their_title_is_one() -> None:
+    assert cited_numbers("x [9]\nDocuments: [99] Toad Hall [98] Nobody", TITLES) == ([1], [9, 98])
+    assert cited_numbers("Documents: [1] Toad Hall", ()) == ([], [1])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Canberra [1], they say [2].\nDocuments: [3] Toad Hall [9] Canberra\nAnd [4] more.",
+        "Canberra [1]\nDocuments: Toad Hall [3], Canberra [9], Young, New South Wales [8]",
+        "x\nDocuments:\n[3] Toad Hall\n[9] Canberra",
+    ],
+)
+def test_what_is_settled_stays(text: str) -> None:
+    """However a stream is cut, no citation is taken back, and the whole text's are given at its end."""
+    given: list[int] = []
+    for end in range(len(text) + 1):
+        valid, _ = cited_numbers(settled(text[:end]), TITLES)
+        assert valid[: len(given)] == given, text[:end]
+        given = valid
+    whole, _ = cited_numbers(text, TITLES)
+    assert whole[: len(given)] == given
+    assert len(whole) - len(given) <= 1  # a last title might have gone on

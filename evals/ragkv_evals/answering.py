@@ -10,7 +10,7 @@ from ragkv.kv_store import KVStore
 from ragkv.models import load
 from ragkv_evals.answerers import Answerer, EngineAnswerer
 from ragkv_evals.config import RunConfig
-from ragkv_evals.metrics import agreement
+from ragkv_evals.metrics import agreement, cited
 from ragkv_evals.plan import Job, plan
 from ragkv_evals.records import Record
 from ragkv_evals.tasks import TASKS
@@ -95,6 +95,7 @@ class Answering:
                 question=example.question,
                 answers=example.answers,
                 gold=example.gold,
+                cited=tuple(cited(outcome.reply, example.titles) if example.prompt else ()),
                 figures=self.task.score(example, outcome.reply),
                 agreement=None if full_reply is None else agreement(outcome.reply, full_reply),
                 outcome=outcome,

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from ragkv.citations import find_markers, strip_markers
+from ragkv.citations import cited_numbers, strip_markers
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -40,9 +40,10 @@ def answer_text(reply: str) -> str:
     return strip_markers(lines[0]) if lines else ""
 
 
-def cited_numbers(reply: str) -> list[int]:
-    """All numbers in the reply's markers, in order of first mention, whether or not a document has them."""
-    return list(dict.fromkeys(number for marker in find_markers(reply) for number in marker.numbers))
+def cited(reply: str, titles: Sequence[str]) -> list[int]:
+    """All numbers that a reply cites, as the product reads it; those that no document has come last."""
+    valid, invalid = cited_numbers(reply, titles)
+    return valid + invalid
 
 
 def normalize(text: str) -> str:
@@ -79,10 +80,14 @@ def joint(answer: Overlap, citations: Overlap) -> Overlap:
     return Overlap(answer.precision * citations.precision, answer.recall * citations.recall)
 
 
-def cited_answer(reply: str, accepted: Sequence[str], gold: Collection[int]) -> dict[str, float]:
-    """Every figure of a cited answer, by name."""
+def cited_answer(reply: str, accepted: Sequence[str], gold: Collection[int], titles: Sequence[str]) -> dict[str, float]:
+    """Every figure of a cited answer, by name.
+
+    Args:
+        titles: of all documents of the prompt.
+    """
     text = answer_text(reply)
-    answer, citations = word_overlap(text, accepted), citation_overlap(cited_numbers(reply), gold)
+    answer, citations = word_overlap(text, accepted), citation_overlap(cited(reply, titles), gold)
     return {
         "em": exact_match(text, accepted),
         "f1": answer.f1,

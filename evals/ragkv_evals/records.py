@@ -15,7 +15,6 @@ class Outcome:
     """A reply under one policy and what it cost.
 
     Attributes:
-        cited, invalid: document numbers in the reply, those that exist and those that do not.
         budget: entries the policy allows per KV head, averaged over layers; the prompt's length where it keeps all.
         kept_tokens: entries it did keep, averaged in the same way; checked to equal the budget. None of a peer that
             does not tell.
@@ -55,6 +54,7 @@ class Record:
     Attributes:
         example: id of the case; with `context_tokens` and `depth` it names the example.
         gold: numbers of the gold documents.
+        cited: numbers of the documents that the reply cites.
         figures: what the task makes of the reply, each between 0 and 1.
         agreement: words shared with the reply of the full cache; None where that was not asked for.
     """
@@ -66,6 +66,7 @@ class Record:
     question: str
     answers: tuple[tuple[str, ...], ...]
     gold: tuple[int, ...]
+    cited: tuple[int, ...]
     figures: Mapping[str, float]
     agreement: float | None
     outcome: Outcome
@@ -83,7 +84,8 @@ class Record:
         outcome["documents_kept"] = tuple(outcome["documents_kept"])
         outcome["gold_kept"] = tuple(tuple((shade, text) for shade, text in text) for text in outcome["gold_kept"])
         answers = tuple(tuple(names) for names in row.pop("answers"))
-        return cls(**row | {"gold": tuple(row["gold"])}, answers=answers, outcome=Outcome(**outcome))
+        numbers = {name: tuple(row[name]) for name in ("gold", "cited")}
+        return cls(**row | numbers, answers=answers, outcome=Outcome(**outcome))
 
 
 def key(example: str, context_tokens: int | None, depth: float | None) -> str:

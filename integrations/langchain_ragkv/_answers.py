@@ -13,7 +13,7 @@ from langchain_ragkv._documents import from_langchain
 from langchain_ragkv._fields import ChatSnapKVFields
 from langchain_ragkv._messages import to_langchain
 from ragkv.budget import within_budget
-from ragkv.citations import find_markers, split_valid
+from ragkv.citations import cited_numbers, settled
 from ragkv.errors import ConfigError
 from ragkv.options import OPTION_NAMES, ChatOptions
 from ragkv.ordering import PopularFirst
@@ -52,7 +52,7 @@ class CitedAnswer(BaseModel):
     @classmethod
     def read(cls, answer: str, sources: Sequence[Document], dropped: Sequence[Document] = ()) -> Self:
         """An answer with the citations that its text makes of these sources."""
-        valid, invalid = split_valid(find_markers(answer), len(sources))
+        valid, invalid = cited_numbers(answer, [from_langchain(document).title for document in sources])
         return cls(
             answer=answer,
             citations=[Citation(number=number, document=sources[number - 1]) for number in valid],
@@ -132,8 +132,18 @@ class AnswerStream:
         if not piece:
             return
         self._text += piece
-        whole = CitedAnswer.read(self._text, self.asked.sources)
+        yield self._piece(piece, settled(self._text))
+
+    def end(self) -> Iterator[CitedAnswer]:
+        """What the end of the reply adds: a citation that might have gone on."""
+        last = self._piece("", self._text)
+        if last.citations or last.invalid_citations:
+            yield last
+
+    def _piece(self, answer: str, text: str) -> CitedAnswer:
+        """This much of the answer, and the citations of the text that have not been given yet."""
+        whole = CitedAnswer.read(text, self.asked.sources)
         citations = [citation for citation in whole.citations if citation.number not in self._named]
         invalid = [number for number in whole.invalid_citations if number not in self._named]
         self._named.update(invalid, (citation.number for citation in citations))
-        yield CitedAnswer(answer=piece, citations=citations, invalid_citations=invalid)
+        return CitedAnswer(answer=answer, citations=citations, invalid_citations=invalid)

@@ -122,6 +122,7 @@ class CitedAnswerChain(Runnable[Question, CitedAnswer]):
             yield answer.start()
             for message in self.llm.stream(answer.asked.messages):
                 yield from answer.push(message)
+            yield from answer.end()
 
     async def _achunks(self, questions: AsyncIterator[Question]) -> AsyncIterator[CitedAnswer]:
         async for question in questions:
@@ -130,6 +131,8 @@ class CitedAnswerChain(Runnable[Question, CitedAnswer]):
             async for message in self.llm.astream(answer.asked.messages):
                 for chunk in answer.push(message):
                     yield chunk
+            for chunk in answer.end():
+                yield chunk
 
     def _asked(self, question: Question, documents: list[Document]) -> Asked:
         return Asked.about(documents, question_text(question), self.prompt, self.llm, self.order)

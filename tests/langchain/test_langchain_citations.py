@@ -119,6 +119,26 @@ class TestWithAnyModel:
         chunks = list(create_cited_answer_chain(RunnableLambda(stream), shelf).stream("Who?"))[1:]
         assert [[citation.number for citation in chunk.citations] for chunk in chunks] == [[], [], [1], [], [2]]
 
+    @pytest.mark.parametrize("reply", ["Ann\nDocuments: Bob's [3], Ann [9]", "Ann\nDocuments: [3] Bob's [9] Ann"])
+    async def test_titles_decide_where_documents_are_named(self, reply: str) -> None:
+        """At once or while the reply comes in, when a title may not be whole yet."""
+        sources = [Document(page_content=title, metadata={"title": title}) for title in ("Ann", "Bob's", "Cid")]
+        shelf = Shelf(documents=sources)
+        pieces = [reply[n : n + 3] for n in range(0, len(reply), 3)]
+
+        def stream(_: Any) -> Iterator[AIMessage]:
+            yield from (AIMessageChunk(piece) for piece in pieces)
+
+        whole = create_cited_answer_chain(scripted(reply), shelf).invoke("Who?")
+        assert [citation.document for citation in whole.citations] == [sources[1], sources[0]]
+        assert whole.invalid_citations == []
+        chunks = list(create_cited_answer_chain(RunnableLambda(stream), shelf).stream("Who?"))
+        assert [citation for chunk in chunks for citation in chunk.citations] == whole.citations
+        assert _sum(iter(chunks)) == whole
+        again = [chunk async for chunk in create_cited_answer_chain(scripted(reply), shelf).astream("Who?")]
+        assert _sum(iter(again)) == whole
+        assert [citation for chunk in again for citation in chunk.citations] == whole.citations
+
     async def test_async(self, shelf: Shelf) -> None:
         whole = create_cited_answer_chain(scripted(REPLY), shelf).invoke("Who?")
         assert await create_cited_answer_chain(scripted(REPLY), shelf).ainvoke("Who?") == whole

@@ -47,6 +47,17 @@ def test_cited_answer(tiny: ChatSnapKV, say: Say) -> None:
     assert "ragkv_number" not in NODES[0].node.metadata  # the index's own nodes stay as they are
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_titles_decide_where_documents_are_named(tiny: ChatSnapKV, say: Say, streaming: bool) -> None:
+    say("So.\nDocuments: Second [1], [3]")
+    response = CitedAnswerSynthesizer(tiny, streaming=streaming).synthesize("What is so?", NODES)
+    if isinstance(response, StreamingResponse):
+        assert len(list(response.response_gen)) > 3
+    assert marks(response) == [(1, False), (2, True), (3, True)]
+    assert response.metadata is not None
+    assert response.metadata["ragkv_citations"] == [2, 3]
+
+
 def test_an_order_of_its_own(tiny: ChatSnapKV, say: Say) -> None:
     """Popular nodes come first, and numbers follow the prompt."""
     seen = say("[1]", "[1][3]")

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ragkv_evals.metrics import cited_numbers
 from ragkv_evals.records import Record
 from ragkv_evals.report.study import Study
 from ragkv_evals.variants import FULL, truncates
@@ -42,8 +41,7 @@ def _compressed(record: Record) -> bool:
 
 def shares(record: Record) -> Sequence[tuple[int, float, bool, bool]]:
     """For every document: its number, the share that was kept, whether it is gold, whether the reply cites it."""
-    cited = cited_numbers(record.outcome.reply)
     return [
-        (number, share, number in record.gold, number in cited)
+        (number, share, number in record.gold, number in record.cited)
         for number, share in enumerate(record.outcome.documents_kept, 1)
     ]

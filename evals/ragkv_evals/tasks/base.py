@@ -34,6 +34,11 @@ class Example:
     prompt: CitePrompt | None = field(default=CitePrompt(), repr=False)
     reply_start: str = ""
 
+    @property
+    def titles(self) -> list[str]:
+        """Those of the documents, in their order."""
+        return [document.title for document in self.documents]
+
 
 class Counter(Protocol):
     """Counts tokens as they will stand in the prompt."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from ragkv.documents import Document
 from ragkv_evals.bioasq_metrics import question_figures, yesno_macro_f1
-from ragkv_evals.metrics import citation_figures, citation_overlap, cited_numbers
+from ragkv_evals.metrics import citation_figures, citation_overlap, cited
 from ragkv_evals.tasks.base import Example, Figures, Row, Task, read_rows
 from ragkv_evals.tasks.document_set import DocumentSets
 from ragkv_evals.tasks.question import Question
@@ -84,7 +84,7 @@ def passage(text: str, evidence: str, most: int = PASSAGE) -> str:
 
 def score(example: Example, reply: str) -> Figures:
     """Figures of the answer by the kind of question, and of its citations."""
-    citations = citation_overlap(cited_numbers(reply), example.gold)
+    citations = citation_overlap(cited(reply, example.titles), example.gold)
     return {**question_figures(example.kind, example.answers, reply), **citation_figures(citations)}
 
 

@@ -1,7 +1,7 @@
 """Citations alone: the model names the documents that a question of HotpotQA rests on, and nothing else."""
 
 from ragkv.prompt import CitePrompt
-from ragkv_evals.metrics import citation_figures, citation_overlap, cited_numbers
+from ragkv_evals.metrics import citation_figures, citation_overlap, cited
 from ragkv_evals.tasks import hotpotqa
 from ragkv_evals.tasks.base import Example, Figures, Task
 from ragkv_evals.tasks.document_set import DocumentSets
@@ -21,7 +21,7 @@ Answer: [2][7]""",
 
 def score(example: Example, reply: str) -> Figures:
     """Figures of the citations."""
-    return citation_figures(citation_overlap(cited_numbers(reply), example.gold))
+    return citation_figures(citation_overlap(cited(reply, example.titles), example.gold))
 
 
 CITATION = Task(

@@ -40,7 +40,8 @@ def _question(row: Mapping[str, Any]) -> Question:
 
 def score(example: Example, reply: str) -> Figures:
     """Figures of the answer, of its citations, and of both."""
-    return cited_answer(reply, [synonym for answer in example.answers for synonym in answer], example.gold)
+    accepted = [synonym for answer in example.answers for synonym in answer]
+    return cited_answer(reply, accepted, example.gold, example.titles)
 
 
 HOTPOTQA = Task(

@@ -19,6 +19,7 @@ from llama_index.llms.ragkv._marks import (
     amarked_at_end,
     mark,
     marked_at_end,
+    title,
     with_dropped,
     with_number,
 )
@@ -115,11 +116,11 @@ class CitedAnswerSynthesizer(BaseSynthesizer):
     def _prepare_response_output(self, response_str: RESPONSE_TEXT_TYPE | None, source_nodes: Nodes) -> RESPONSE_TYPE:
         response = super()._prepare_response_output(response_str, source_nodes)
         if isinstance(response, StreamingResponse):
-            response.response_gen = marked_at_end(response.response_gen, response)
+            response.response_gen = marked_at_end(response.response_gen, response, self._title_key)
         elif isinstance(response, AsyncStreamingResponse):
-            response.response_gen = amarked_at_end(response.response_gen, response)
+            response.response_gen = amarked_at_end(response.response_gen, response, self._title_key)
         else:
-            mark(response, str(response_str))
+            mark(response, str(response_str), self._title_key)
         return response
 
     def _get_prompts(self) -> PromptDictType:
@@ -130,7 +131,6 @@ class CitedAnswerSynthesizer(BaseSynthesizer):
 
 def _document(scored: NodeWithScore, title_key: str) -> Document:
     """A node as a document; the metadata that the LLM may see stand in its text, except the title."""
-    title = str(scored.node.metadata.get(title_key, ""))
     hidden = [*scored.node.excluded_llm_metadata_keys, title_key, NUMBER, CITED]
     shown = scored.node.model_copy(update={"excluded_llm_metadata_keys": hidden})
-    return Document(scored.node.node_id, shown.get_content(MetadataMode.LLM), title)
+    return Document(scored.node.node_id, shown.get_content(MetadataMode.LLM), title(scored.node, title_key))
