@@ -29,7 +29,8 @@ class Answer:
     Attributes:
         text: the reply as the model wrote it, markers included, without the white space around it.
         documents: those that were in the prompt; number n is documents[n - 1].
-        citations: numbers of the documents cited, in order of first mention.
+        citations: numbers of the documents cited, in order of first mention; by title where the text gives titles
+            (`ragkv.citations.cited_numbers`).
         invalid_citations: cited numbers that no document has.
         dropped_documents: lowest-ranked documents left out because the caller allowed it.
     """

@@ -6,7 +6,7 @@ copies titles rightly and numbers wrongly.
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 SOURCES_LABEL = "Documents:"
@@ -39,6 +39,14 @@ def cited_numbers(text: str, titles: Sequence[str]) -> tuple[list[int], list[int
     return split_valid([*_by_title(text, find_markers(text), titles)], len(titles))
 
 
+def named_alone(titles: Sequence[str]) -> list[int]:
+    """The documents that a citation can name by title alone: nobody else has it, and it looks like no marker."""
+    numbers = _numbers_by(_name, titles)
+    return [
+        n for n, title in enumerate(titles, 1) if _name(title) and len(numbers[_name(title)]) == 1 and "[" not in title
+    ]
+
+
 def settled(text: str) -> str:
     """The beginning of a text that is still growing whose citations stay as they are, however it goes on."""
     label, markers = _SOURCES.search(text), find_markers(text)
@@ -53,10 +61,7 @@ def _by_title(text: str, markers: Sequence[Marker], titles: Sequence[str]) -> It
     if label is None:
         yield from markers
         return
-    numbers, short = defaultdict[str, list[int]](list), defaultdict[str, list[int]](list)
-    for number, title in enumerate(titles, 1):
-        numbers[_name(title)].append(number)
-        short[_short(title)].append(number)
+    numbers, short = _numbers_by(_name, titles), _numbers_by(_short, titles)
     follow = _titles_follow(label, markers)
     borders = [label.end(), *(place for marker in markers for place in (marker.start, marker.end)), len(text)]
     for n, marker in enumerate(markers):
@@ -70,6 +75,13 @@ def _by_title(text: str, markers: Sequence[Marker], titles: Sequence[str]) -> It
 def _titles_follow(label: re.Match[str], markers: Sequence[Marker]) -> bool:
     """Whether titles stand behind their numbers, and not before them."""
     return any(marker.start == label.end() for marker in markers)
+
+
+def _numbers_by(name: Callable[[str], str], titles: Sequence[str]) -> Mapping[str, list[int]]:
+    numbers = defaultdict[str, list[int]](list)
+    for number, title in enumerate(titles, 1):
+        numbers[name(title)].append(number)
+    return numbers
 
 
 def _name(title: str) -> str:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragkv.citations import Marker, cited_numbers, find_markers, settled, split_valid, strip_markers
+from ragkv.citations import Marker, cited_numbers, find_markers, named_alone, settled, split_valid, strip_markers
 
 
 @pytest.mark.parametrize(
@@ -121,6 +121,11 @@ def test_any_reply_can_be_read(text: str, titles: list[str]) -> None:
     assert bool(valid or invalid) == bool(find_markers(text))
     assert all(1 <= number <= len(titles) for number in valid)
     assert text.startswith(settled(text))
+
+
+def test_titles_that_tell_their_document() -> None:
+    assert named_alone(TITLES) == [1, 2, 3, 4, 8]
+    assert named_alone(["Song [1]", "song", "SONG.", "", "-"]) == []
 
 
 def test_numbers_that_no_document_has_are_told_apart_unless_their_title_is_one() -> None:

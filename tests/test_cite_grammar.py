@@ -18,6 +18,8 @@ DOCUMENTS = [
     Document("a", "It is in Canberra.", 'The "Toad"\nHall \\ [7]'),
     Document("b", "Foxes jump."),
     Document("c", "Dogs lie.", "Dog"),
+    Document("d", "Cats lie.", "Cat"),
+    Document("e", "Cats sit.", "Cat"),
 ]
 PROMPT = CitePrompt(system="", rules="Cite.", examples="")
 
@@ -36,7 +38,20 @@ def test_a_random_model_cites_documents_that_are_there(engine: Engine, seed: int
         assert "[" not in answer.text.partition("\nDocuments:")[0]
         return
     assert re.fullmatch(r"[^\n\[\]]+", said)
-    assert re.fullmatch(r'( \[1\] The "Toad" Hall \\ \[7\]| \[2\]| \[3\] Dog){1,8}', named)
+    assert re.fullmatch(r'( \[1\] The "Toad" Hall \\ \[7\]| \[2\]| \[[1-5]\] Dog| \[4\] Cat| \[5\] Cat){1,8}', named)
+    assert (3 in answer.citations) == ("Dog" in named)
+    assert set(answer.invalid_citations) <= {7}  # of the title that has brackets
+
+
+@pytest.mark.parametrize("documents", [DOCUMENTS[:2], DOCUMENTS[1:2], DOCUMENTS[2:3], DOCUMENTS[3:]])
+def test_any_documents_make_a_grammar(engine: Engine, documents: list[Document]) -> None:
+    constraint = citation_constraint(engine.tokenizer, documents, eos_token_ids=engine.loaded.eos_token_ids)
+    title = f" {documents[0].title}" if documents[0].title else ""
+    title = title.replace("\n", " ")
+    for token in engine.tokenizer.encode(f"yes\nDocuments: [1]{title}", add_special_tokens=False):
+        constraint.accept(token)
+    allowed = constraint.mask(torch.zeros(len(engine.tokenizer))).isfinite().nonzero().flatten().tolist()
+    assert set(engine.loaded.eos_token_ids) <= set(allowed)
 
 
 def test_a_model_that_would_not_stop_names_eight(engine: Engine) -> None:

@@ -155,6 +155,16 @@ class TestAsk:
         assert "cites no document" in run.err
         assert "documents that do not exist: 7" in run.err
 
+    def test_titles_with_wrong_numbers(self, cli: Cli, fakes: ScriptedEngine) -> None:
+        rows = [{"text": f"{name} keeps it.", "title": name} for name in ("Ada", "Bob")]
+        Path("a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        fakes.reply = "Nobody\nDocuments: [2] Ada [1] Bob"
+        run = cli("ask", "a.jsonl", QUESTION, "--json")
+        shown = {document["number"]: document["title"] for document in json.loads(run.out)["documents"]}
+        assert [shown[number] for number in json.loads(run.out)["citations"]] == ["Ada", "Bob"]
+        fakes.reply = "Nobody\nDocuments: [7] Ada"
+        assert "with the numbers of other documents (7)" in " ".join(cli("ask", "a.jsonl", QUESTION).err.split())
+
     def test_escape_sequences_do_not_reach_a_terminal(
         self, cli: Cli, fakes: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -8,6 +8,7 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
+from ragkv.citations import find_markers
 from ragkv.cli.output import one_line, say, stderr
 
 if TYPE_CHECKING:
@@ -64,6 +65,10 @@ def warnings(answer: "Answer") -> Iterator[str]:
     if answer.invalid_citations:
         numbers = ", ".join(map(str, answer.invalid_citations))
         yield f"the answer cites documents that do not exist: {numbers}"
+    written = {number for marker in find_markers(answer.text) for number in marker.numbers}
+    if others := sorted(written.difference(answer.citations, answer.invalid_citations)):
+        numbers = ", ".join(map(str, others))
+        yield f"the answer gives titles with the numbers of other documents ({numbers}); the sources go by the titles"
     if answer.dropped_documents:
         titles = "; ".join(one_line(document.title) or document.id for document in answer.dropped_documents)
         yield f"{len(answer.dropped_documents)} documents did not fit into the context and were left out: {titles}"
