@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from ragkv_evals.metrics import cited
 from ragkv_evals.records import Outcome, Record
 from tiny import plain_model, tiny_tokenizer
 
@@ -58,7 +59,17 @@ def record_of() -> Callable[..., Record]:
             peak_memory_bytes=None,
         )
         return Record(
-            example, context_tokens, depth, "", f"Question {example}?", (("a",),), gold, figures, None, outcome
+            example,
+            context_tokens,
+            depth,
+            "",
+            f"Question {example}?",
+            (("a",),),
+            gold,
+            tuple(cited(reply, [""] * documents)),
+            figures,
+            None,
+            outcome,
         )
 
     return make
