@@ -19,6 +19,7 @@ from ragkv.errors import Cancelled, ConfigError, PromptTooLong
 from ragkv.kv_store import KVStore
 from ragkv.models import LoadedModel
 from ragkv.policies import FullKV, Policy, SnapKV, StreamingLLM
+from ragkv.policies.base import tokens_to_read
 from ragkv.reply import Chunk, Completion
 from tiny import ARCHITECTURES, FULL_LENGTH, plain_model, random_prompt, tiny_engine, tiny_model, tiny_tokenizer
 
@@ -442,8 +443,7 @@ def test_a_store_changes_no_token(engine_of: EngineOf, name: str, policy: Policy
     batch = stored.generate(prompts, SamplingParams(max_tokens=24), policy=policy)
     assert [completion.tokens for completion in batch] == expected
     read = [completion.stats.cache_read_tokens for completion in batch]
-    window = policy.observation_window(None)
-    most = (100 - window) // 16 * 16
+    most = (100 - tokens_to_read(policy, 100, None)) // 16 * 16
     reusable = name != "llama-dynamic-rope"  # beyond its original length
     assert read == [min(shared, most) if reusable else 0 for shared in (0, 96, 64, 96, 32)]
 
