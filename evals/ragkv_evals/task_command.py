@@ -105,7 +105,8 @@ def command_for(task: Task) -> Callable[..., None]:
                 spread = partial(over_ray, partial(Answering.load, cases, config, device), ray_workers)
             else:
                 answering = Answering.load(cases, config, device)
-                documents = answering.check() if shared_sets else {}
+                built = answering.check()
+                documents = built if shared_sets else {}
                 spread = answering.in_turn
             records = run(cases.ids, folder, spread, progress.watch, documents)
         conclude(records, task, config, out)

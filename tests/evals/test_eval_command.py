@@ -43,6 +43,16 @@ def test_a_run_of_hotpotqa(tmp_path: Path, model: str) -> None:
     assert "cache_folder" not in environment
 
 
+@pytest.mark.parametrize("shared", [(), ("--shared-sets",)])
+def test_examples_that_cannot_be_built_are_known_before_the_first_is_answered(
+    tmp_path: Path, model: str, two_questions: Path, shared: tuple[str, ...]
+) -> None:
+    command = ["hotpotqa", "--data", two_questions, "--model", model, "--context-tokens", "7000,600", *shared]
+    with pytest.raises(DocumentError, match="--context-tokens 600"):
+        ragkv_eval(*command, "--max-tokens", 2, "--out", tmp_path / "out")
+    assert not (tmp_path / "out" / "predictions.jsonl").exists()
+
+
 def test_a_run_over_shared_sets(tmp_path: Path, model: str, two_questions: Path) -> None:
     command = ["hotpotqa", "--data", two_questions, "--model", model, "--max-tokens", 2, "--shared-sets"]
     done = ragkv_eval(*command, "--context-tokens", 7000, "--policies", "full,snapkv:256", "--out", tmp_path / "out")
