@@ -63,6 +63,22 @@ def test_shared_sets_are_read_once(two_questions: Path, monkeypatch: pytest.Monk
         assert snapkv["reply"] == exact["reply"]
 
 
+def test_what_is_kept_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = LoadedModel(tiny_model("llama"), tiny_tokenizer(), "tiny", 8192, (2,), "sdpa")
+    monkeypatch.setattr("ragkv_evals.blocks_command.load", lambda model, device=None: loaded)
+    command = ["blocks", "--context-tokens", "2200", "--recompute", "0,50", "--limit", "1", "--kv-dir"]
+    results = [
+        json.loads(CliRunner().invoke(app, [*command, str(tmp_path / folder)], catch_exceptions=False).stdout)
+        for folder in ("kv", "kv", "other")
+    ]
+    once, twice, bare = (result["answers"] for result in results)
+    assert [answer["ttft_s"] is None for answer in once] == [False] * 4
+    assert [answer["ttft_s"] is None for answer in twice] == [True, True, False, False]
+    assert [row["speedup"] is None for row in results[1]["rows"]] == [True] * 4  # SnapKV has no time to compare with
+    for answers in (twice, bare):
+        assert [answer["reply"] for answer in answers] == [answer["reply"] for answer in once]
+
+
 def test_a_stopped_benchmark_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = LoadedModel(tiny_model("llama"), tiny_tokenizer(), "tiny", 8192, (2,), "sdpa")
     monkeypatch.setattr("ragkv_evals.blocks_command.load", lambda model, device=None: loaded)

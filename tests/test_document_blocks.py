@@ -1,6 +1,7 @@
 """Blocks of documents: exact where they must be, an approximation that recomputation takes back elsewhere."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -142,8 +143,9 @@ def test_votes_are_pooled_and_added_up_over_layers(engine_of: EngineOf, monkeypa
     monkeypatch.setattr(blend, "best_voted", chosen)
     monkeypatch.setattr(blend._Votes, "__call__", observed)
     whole, _ = _read(engine, DOCUMENTS[:2], DocumentBlocks(0.3, 0))
-    assert [len(total) for total in totals] == [len(whole) - SnapKV().observation_window(whole.question_tokens)]
-    torch.testing.assert_close(totals[0].double(), torch.stack(by_layer).sum(dim=0), rtol=1e-5, atol=1e-6)
+    end = [span.end for span in whole.spans if span.kind == "document"][-1]
+    assert [len(total) for total in totals] == [end]
+    torch.testing.assert_close(totals[0].double(), torch.stack(by_layer).sum(dim=0)[:end], rtol=1e-5, atol=1e-6)
     assert held == [0] * engine.model.config.num_hidden_layers  # one layer's K/V at a time
 
 
@@ -161,22 +163,66 @@ def test_recomputation_takes_the_error_back(engine_of: EngineOf) -> None:
     assert read_tokens == sorted(read_tokens, reverse=True)
 
 
-def test_the_question_votes_on_stored_headers(engine_of: EngineOf, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pass that votes computes what stands behind the documents; the second one also all headers but the first."""
-    engine, passes = _engine(engine_of("llama")), list[int]()
+def test_the_question_alone_votes_on_stored_headers(engine_of: EngineOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pass that votes computes the question, directly behind the documents; the second one all that is behind
+    them, and all headers but the first."""
+    engine, passes = _engine(engine_of("llama")), list[list[int]]()
     documents = DOCUMENTS * 3  # numbers of two digits take more tokens than that of a document alone
     read_documents(engine, documents, PROMPT)
 
-    def counted(model: PreTrainedModel, ids: Tensor, *args: Any) -> Tensor:
-        passes.append(ids.shape[1])
+    def watched(model: PreTrainedModel, ids: Tensor, *args: Any) -> Tensor:
+        passes.append(ids[0].tolist())
         return forward(model, ids, *args)
 
-    monkeypatch.setattr("ragkv.kv_store.blend.forward", counted)
+    monkeypatch.setattr("ragkv.kv_store.blend.forward", watched)
     whole, _ = _read(engine, documents, DocumentBlocks(2, 0))
     texts = [span for span in whole.spans if span.kind == "document"]
     headers = sum(after.start - before.end for before, after in pairwise(texts))
-    behind = len(whole) - texts[-1].end
-    assert passes == [behind, behind + headers + 2]
+    assert whole.question_tokens is not None
+    assert passes[0] == list(whole.ids[-whole.question_tokens :])
+    assert len(passes[1]) == len(whole) - texts[-1].end + headers + 2
+
+
+def test_votes_are_those_of_a_prompt_without_examples(engine_of: EngineOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, totals = _engine(engine_of("llama")), list[Tensor]()
+
+    def chosen(votes: Tensor, *args: Any) -> Tensor:
+        totals.append(votes)
+        return best_voted(votes, *args)
+
+    monkeypatch.setattr(blend, "best_voted", chosen)
+    for prompt in (replace(PROMPT, rules="", examples=""), replace(PROMPT, examples="Question: Where?\nAnswer: There")):
+        whole = encode_chat(engine.tokenizer, prompt.messages("Who was it that came first?", DOCUMENTS))
+        prefill_documents(engine, whole, DOCUMENTS, DocumentBlocks(2, 0), prompt=prompt)
+    torch.testing.assert_close(totals[0], totals[1])
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_a_question_longer_than_the_window_and_none(
+    engine_of: EngineOf, monkeypatch: pytest.MonkeyPatch, marked: bool
+) -> None:
+    """All of a long question is read though its end alone votes; without one the end of the prompt votes."""
+    engine, passes, totals = _engine(engine_of("llama")), list[int](), list[Tensor]()
+    bare = CitePrompt(system="", rules="", examples="", reply_start="")
+
+    def watched(model: PreTrainedModel, ids: Tensor, *args: Any) -> Tensor:
+        passes.append(ids.shape[1])
+        return forward(model, ids, *args)
+
+    def chosen(votes: Tensor, *args: Any) -> Tensor:
+        totals.append(votes)
+        return best_voted(votes, *args)
+
+    read_documents(engine, DOCUMENTS, bare)
+    monkeypatch.setattr(blend, "forward", watched)
+    monkeypatch.setattr(blend, "best_voted", chosen)
+    whole = encode_chat(engine.tokenizer, bare.messages("Who was it? " * 20 if marked else "?", DOCUMENTS))
+    texts = [span for span in whole.spans if span.kind == "document"]
+    whole = whole if marked else replace(whole, spans=tuple(texts))
+    prefill_documents(engine, whole, DOCUMENTS, DocumentBlocks(2, 0), prompt=bare)
+    expected = (whole.question_tokens, texts[-1].end) if marked else (32, len(whole) - 32)
+    assert (passes[0], len(totals[0])) == expected
+    assert (passes[0] > 64) if marked else (len(whole) - 32 < texts[-1].end)
 
 
 def test_documents_are_read_once_in_any_set_and_order(engine_of: EngineOf) -> None:

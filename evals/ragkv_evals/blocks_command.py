@@ -46,6 +46,10 @@ def blocks(
         bool, typer.Option("--shared-sets", help="Questions share document sets, each of which is read once.")
     ] = False,
     must_cite: Annotated[bool, typer.Option("--must-cite", help="Hold replies to the form of a cited answer.")] = False,
+    kv_dir: Annotated[
+        Path | None,
+        typer.Option(help="Keep what is read in this folder: the next benchmark on the same documents begins there."),
+    ] = None,
     device: Annotated[str | None, typer.Option(help="Such as cpu or cuda:0.", show_default="GPU if any")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the results; a benchmark that is there is continued.")
@@ -58,8 +62,8 @@ def blocks(
     cases = HOTPOTQA.open(data)
     loaded = load(model, device=device)
     layout = Layout(context_tokens, None, seed, PromptCounter(loaded.tokenizer), shared_sets)
-    engine = Engine(loaded, SnapKV(budget), store=KVStore(SHARED_BYTES))
-    whole_prompts = KVStore(SHARED_BYTES) if shared_sets else None
+    engine = Engine(loaded, SnapKV(budget), store=KVStore(SHARED_BYTES, kv_dir, namespace="documents"))
+    whole_prompts = KVStore(SHARED_BYTES, kv_dir, namespace="whole prompts") if shared_sets or kv_dir else None
     settings = {
         "model": loaded.name,
         **machine(loaded.model),

@@ -35,8 +35,8 @@ class Row:
     Attributes:
         figures: means.
         differences: to the baseline, example by example, with the bounds of their 95% intervals.
-        ttft_s: median of the examples that have one.
-        speedup: median time to first token of the baseline, over that of this mode.
+        ttft_s: median of the examples that have one; None if none has.
+        speedup: median time to first token of the baseline, over that of this mode; None if one of them has none.
         computed_share: mean share of the prompts' tokens that were computed.
     """
 
@@ -44,8 +44,8 @@ class Row:
     examples: int
     figures: dict[str, float]
     differences: dict[str, statistics.Interval]
-    ttft_s: float
-    speedup: float
+    ttft_s: float | None
+    speedup: float | None
     computed_share: float
 
 
@@ -62,18 +62,21 @@ def _row(mode: str, answered: Sequence[Answered], baseline: Sequence[Answered], 
     def figures(name: str, of: Sequence[Answered]) -> list[float]:
         return [each.figures[name] for each in of]
 
-    def seconds(of: Sequence[Answered]) -> float:
-        return median(each.ttft_s for each in of if each.ttft_s is not None)
-
+    mine, other = _seconds(answered), _seconds(baseline)
     return Row(
         mode=mode,
         examples=len(answered),
         figures={name: fmean(figures(name, answered)) for name in names},
         differences={name: statistics.difference(figures(name, answered), figures(name, baseline)) for name in names},
-        ttft_s=seconds(answered),
-        speedup=seconds(baseline) / seconds(answered),
+        ttft_s=mine,
+        speedup=other / mine if mine and other else None,
         computed_share=fmean(each.computed_tokens / each.prompt_tokens for each in answered),
     )
+
+
+def _seconds(answered: Sequence[Answered]) -> float | None:
+    timed = [each.ttft_s for each in answered if each.ttft_s is not None]
+    return median(timed) if timed else None
 
 
 def _header(found: Sequence[Row]) -> tuple[str, ...]:
@@ -86,7 +89,8 @@ def _texts(row: Row) -> tuple[str, ...]:
         f"{row.differences[name].high:+.3f})"
         for name, mean in row.figures.items()
     ]
-    return (row.mode, *figures, f"{row.ttft_s:.3g}", f"{row.speedup:.3g}", f"{row.computed_share:.0%}")
+    times = ["" if number is None else f"{number:.3g}" for number in (row.ttft_s, row.speedup)]
+    return (row.mode, *figures, *times, f"{row.computed_share:.0%}")
 
 
 def rich_table(found: Sequence[Row], title: str) -> Table:

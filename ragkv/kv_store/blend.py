@@ -44,16 +44,14 @@ def read_on_pieces(
         on_layer: told of the progress of each pass: there are two if anything is voted for.
     """
     window_size = SnapKV().observation_window(prompt.question_tokens)
-    fresh = torch.ones(len(prompt), dtype=torch.bool)
-    for piece in pieces:
-        fresh[piece.target : piece.target + piece.length] = False
+    fresh = _outside(pieces, len(prompt))
     # What observes is contiguous: its queries are the last ones of the pass.
     needed = max(window_size, tokens_to_read(policy, len(prompt), prompt.question_tokens))
     fresh[max(0, len(prompt) - needed) :] = True
-    votes = _votes(model, prompt, pieces, rotations, fresh, window_size, on_layer) if count else None
     for start, end in anew:
         fresh[start:end] = True
-    if votes is not None:
+    if count:
+        votes = _votes(model, prompt, pieces, rotations, window_size, on_layer)
         fresh |= best_voted(votes, fresh, eligible, count)
     cache = _joined(model, prompt, pieces, rotations, fresh)
     observer = PrefillObserver(cache, policy, prompt, on_layer)
@@ -103,14 +101,29 @@ def _votes(
     prompt: Prompt,
     pieces: Sequence[Piece],
     rotations: Sequence[Rotation | None],
-    fresh: Tensor,
     window_size: int,
     on_layer: LayerCallback | None,
 ) -> Tensor:
-    """What the question looks at on the pieces as they are, in a pass of its own: (length - window_size,)."""
-    votes = _Votes(_joined(model, prompt, pieces, rotations, fresh), len(prompt), window_size, on_layer)
-    _forward(model, prompt, votes.cache, fresh, votes)
-    return votes.total.cpu()
+    """What the question looks at on the pieces as they are, in a pass of its own: (tokens up to their end,).
+
+    It is read directly behind them: instructions and examples need not be computed to know what it is about.
+    """
+    tail = len(prompt) - max(window_size, prompt.question_tokens or 0)
+    end = min(tail, max(piece.target + piece.length for piece in pieces))
+    brief = Prompt(prompt.ids[:end] + prompt.ids[tail:])
+    fresh = _outside(pieces, len(brief))
+    fresh[end:] = True
+    votes = _Votes(_joined(model, brief, pieces, rotations, fresh), len(brief), window_size, on_layer)
+    _forward(model, brief, votes.cache, fresh, votes)
+    return votes.total[:end].cpu()
+
+
+def _outside(pieces: Sequence[Piece], length: int) -> Tensor:
+    """Which of so many tokens no piece has, (length,) bool."""
+    outside = torch.ones(length, dtype=torch.bool)
+    for piece in pieces:
+        outside[piece.target : piece.target + piece.length] = False
+    return outside
 
 
 class _Votes:
@@ -132,7 +145,7 @@ def best_voted(votes: Tensor, fresh: Tensor, eligible: Sequence[Span], count: in
     """Choose so many of the eligible tokens, beside those that are fresh; fewer if there are not as many.
 
     Args:
-        votes: (length - window,), higher is chosen.
+        votes: of the first tokens, higher is chosen; those behind them are not.
         fresh: (length,) bool.
 
     Returns:
