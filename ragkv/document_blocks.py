@@ -29,14 +29,13 @@ class DocumentBlocks:
     """How much is computed anew for a question, of all documents but the first, which stands where it was read.
 
     Attributes:
-        recompute: share of their tokens, 0 to 1, chosen by the votes of the question; 1 is exact (as far as the store
-            is), and saves nothing but the first document. More than 1 is a number of tokens, however long the
-            prompt.
+        recompute: how many tokens, chosen by the votes of the question, however long the prompt. From 0 to 1 it is a
+            share of them; 1 is exact (as far as the store is), and saves nothing but the first document.
         first_tokens: tokens at the beginning of each, whatever their votes. Headers always are.
     """
 
-    recompute: float = 0.25
-    first_tokens: int = 4
+    recompute: float = 768
+    first_tokens: int = 0
 
     def __post_init__(self) -> None:
         if not (0 <= self.recompute <= 1 or (self.recompute > 1 and float(self.recompute).is_integer())):

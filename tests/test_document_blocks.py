@@ -32,7 +32,7 @@ from tiny import ARCHITECTURES, tiny_engine
 PROMPT = CitePrompt(system="Answer.", rules="Cite.", examples="")
 DOCUMENTS = [Document(f"d{n}", f"Text {n} names the answer {n * 7}. " * (2 + n), f"Title {n}") for n in range(4)]
 SNAPKV = SnapKV(120, 16)
-NOTHING, USUAL, ALL = DocumentBlocks(0.0, 0), DocumentBlocks(), DocumentBlocks(1.0)
+NOTHING, SOME, ALL = DocumentBlocks(0.0, 0), DocumentBlocks(0.25, 4), DocumentBlocks(1.0)
 FITTING = [name for name in ARCHITECTURES if not name.endswith(("-sliding", "dynamic-rope", "longrope", "gemma3"))]
 
 
@@ -43,7 +43,7 @@ def _engine(base: Engine, block_size: int = 16) -> Engine:
 def _read(
     engine: Engine,
     documents: list[Document],
-    blocks: DocumentBlocks = USUAL,
+    blocks: DocumentBlocks = SOME,
     policy: Policy = SNAPKV,
 ) -> tuple[Prompt, Prefilled]:
     whole = encode_chat(engine.tokenizer, PROMPT.messages("Who?", documents))

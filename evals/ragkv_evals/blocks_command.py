@@ -35,8 +35,8 @@ def blocks(
     context_tokens: Annotated[int, typer.Option(min=512, help="Tokens of each prompt.")] = 4096,
     budget: Annotated[int, typer.Option(help="Entries kept per KV head.")] = 1024,
     recompute: Annotated[
-        str, typer.Option(help="Shares of the documents' tokens to compute anew, or, above 1, numbers of them.")
-    ] = "0,0.1,0.25,0.4",
+        str, typer.Option(help="Numbers of the documents' tokens to compute anew, or, from 0 to 1, shares of them.")
+    ] = "0,768",
     first_tokens: Annotated[
         int, typer.Option(min=0, help="Tokens at each document's beginning to compute anew in any case.")
     ] = DocumentBlocks().first_tokens,
