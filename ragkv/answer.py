@@ -8,14 +8,14 @@ from ragkv.chat import Prompt, encode_chat
 from ragkv.citations import cited_numbers
 from ragkv.cite_grammar import citation_constraint
 from ragkv.config import SamplingParams
-from ragkv.document_blocks import DocumentBlocks, prefill_documents
+from ragkv.document_blocks import DocumentBlocks, reader
 from ragkv.documents import Document
 from ragkv.engine import Engine
 from ragkv.errors import ConfigError, PromptTooLong
 from ragkv.grammar import GrammarConstraint
 from ragkv.ordering import PopularFirst
 from ragkv.policies import Policy
-from ragkv.prefill import LayerCallback, Prefilled
+from ragkv.prefill import LayerCallback
 from ragkv.prompt import CitePrompt
 from ragkv.reply import Completion, FinishReason, Stats
 
@@ -126,14 +126,11 @@ def stream_answer(
     if order is not None:
         order.count([document.id for document in kept])
 
-    def on_blocks(whole: Prompt, watch: LayerCallback) -> Prefilled:
-        chosen = blocks or DocumentBlocks()
-        return prefill_documents(engine, whole, kept, chosen, prompt=prompt, policy=policy, on_layer=watch)
-
-    read = None if blocks is None else on_blocks
+    messages = prompt.messages(question, kept)
+    read = None if blocks is None else reader(engine, encoded, messages, blocks, policy=policy)
     constraint = _constraint(engine, kept) if must_cite else None
     for chunk in engine.stream(
-        encoded, sampling, policy=policy, constraints=[constraint], on_layer=on_layer, read=read
+        encoded, sampling, policy=policy, constraints=[constraint], on_layer=on_layer, reads=[read]
     ):
         done = chunk.completion
         yield AnswerChunk(chunk.text, None if done is None else _answer(done, tuple(kept), dropped))

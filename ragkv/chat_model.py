@@ -12,7 +12,8 @@ from typing import Any, Literal
 from ragkv.chat import Prompt, encode_chat
 from ragkv.config import SamplingParams
 from ragkv.deadline import limited
-from ragkv.engine import Engine
+from ragkv.document_blocks import DocumentBlocks, reader
+from ragkv.engine import Engine, Read
 from ragkv.errors import ConfigError
 from ragkv.grammar import json_object_constraint, json_schema_constraint
 from ragkv.messages import Message
@@ -44,6 +45,8 @@ class ChatRequest:
         parallel_tool_calls: whether one reply may hold several calls.
         response_format: a JSON schema that the reply must fit, "json_object" for any object, or None for text.
         strict: refuse schemas that the grammar cannot enforce in full.
+        blocks: read the documents of the messages one by one, once each, and join their K/V: approximate, and for an
+            engine with a store; see `ragkv.document_blocks`. None reads the prompt as it is.
     """
 
     messages: Sequence[Message]
@@ -53,6 +56,7 @@ class ChatRequest:
     parallel_tool_calls: bool = True
     response_format: Mapping[str, Any] | Literal["json_object"] | None = None
     strict: bool = False
+    blocks: DocumentBlocks | None = None
 
     def __post_init__(self) -> None:
         if self.response_format is not None and self.tools and self.tool_choice != "none":
@@ -115,11 +119,13 @@ def stream_chat(
     rows = [_Row(request) for request in requests]
 
     def generate(cancel: threading.Event) -> Iterator[Chunk]:
+        prompts = [_prompt(engine, request) for request in requests]
         return engine.stream(
-            [_prompt(engine, request) for request in requests],
+            prompts,
             [request.sampling for request in requests],
             policy=policy,
             constraints=[_constraint(engine, request) for request in requests],
+            reads=[_read(engine, *each, policy) for each in zip(requests, prompts, strict=True)],
             cancel=cancel,
         )
 
@@ -143,7 +149,15 @@ def stream_thread(
     Args:
         memory: keeps the sessions.
         thread_id: of the conversation; None to go by its messages.
+
+    Raises:
+        ConfigError: the request wants document blocks, which sessions do not read.
     """
+    if request.blocks is not None:
+        raise ConfigError(
+            f"recompute={request.blocks.recompute:g}: a session with a memory reads its turns as they are; leave out "
+            "recompute or the memory"
+        )
     row, messages = _Row(request), request.messages
     if request.response_format is not None:
         messages = add_instruction(messages, _format_instruction(request))
@@ -207,11 +221,23 @@ def _may_call(request: ChatRequest) -> bool:
 
 
 def _prompt(engine: Engine, request: ChatRequest) -> Prompt:
+    return encode_chat(engine.tokenizer, *_prepared(engine, request))
+
+
+def _prepared(engine: Engine, request: ChatRequest) -> tuple[Sequence[Message], Sequence[Mapping[str, Any]] | None]:
+    """The messages as the model is sent them, and tools for its template."""
     tools = request.tools if _may_call(request) else ()
     messages, for_template = prepare_tool_messages(engine.tokenizer, request.messages, tools)
     if request.response_format is not None:
         messages = add_instruction(messages, _format_instruction(request))
-    return encode_chat(engine.tokenizer, messages, for_template)
+    return messages, for_template
+
+
+def _read(engine: Engine, request: ChatRequest, prompt: Prompt, policy: Policy | None) -> Read | None:
+    if request.blocks is None:
+        return None
+    messages, tools = _prepared(engine, request)
+    return reader(engine, prompt, messages, request.blocks, tools=tools, policy=policy)
 
 
 def _format_instruction(request: ChatRequest) -> str:

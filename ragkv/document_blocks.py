@@ -5,23 +5,27 @@ read on them and votes; headers, the documents' first tokens and the best-voted 
 attention (CacheBlend, arXiv 2405.16444, with SnapKV's votes; EPIC, arXiv 2410.15332, for first tokens).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
 
 from ragkv.backend import bytes_per_token, rope_original_length, rope_regime
 from ragkv.chat import Prompt, Span, encode_chat
 from ragkv.documents import Document
-from ragkv.engine import Engine
+from ragkv.engine import Engine, Read
 from ragkv.errors import ConfigError
 from ragkv.kv_store.blend import read_on_pieces, rotations_of
 from ragkv.kv_store.joined import Piece
 from ragkv.kv_store.store import KVStore, Prefix
+from ragkv.messages import Message
 from ragkv.policies import FullKV, Policy
 from ragkv.policies.base import tokens_to_read
 from ragkv.prefill import LayerCallback, Prefilled, prefill
 from ragkv.progress import Progress
-from ragkv.prompt import CitePrompt
+from ragkv.prompt import CitePrompt, each_alone
 
 
 @dataclass(frozen=True)
@@ -65,8 +69,8 @@ def read_documents(
     """
     _check_movable(engine)
     computed = 0
-    for done, document in enumerate(documents, 1):
-        computed += _stored(engine, document, prompt).computed
+    for done, alone in enumerate(_prompts(engine, documents, prompt), 1):
+        computed += _stored(engine, alone).computed
         if progress is not None:
             progress("reading documents", done, len(documents))
     return computed
@@ -82,19 +86,52 @@ def bytes_to_store(engine: Engine, documents: Sequence[Document], prompt: CitePr
     """
     _check_movable(engine)
     store, missing = _store_of(engine), 0
-    for document in documents:
-        ids, _ = _alone(engine, document, prompt)
-        missing += len(ids) - store.longest_prefix(engine.model, ids).length
+    for alone in _prompts(engine, documents, prompt):
+        missing += len(alone) - store.longest_prefix(engine.model, alone.ids).length
     return missing * bytes_per_token(engine.model)
+
+
+def encode_each(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
+) -> Iterator[Prompt]:
+    """Each document of messages in a prompt of its own (`ragkv.prompt.each_alone`), up to the end of its text.
+
+    Its only span is that of the text.
+    """
+    for alone in each_alone(messages):
+        prompt = encode_chat(tokenizer, alone, tools)
+        text = next(span for span in prompt.spans if span.kind == "document")
+        yield Prompt(prompt.ids[: text.end], (text,))
+
+
+def reader(
+    engine: Engine,
+    whole: Prompt,
+    messages: Sequence[Message],
+    blocks: DocumentBlocks,
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    policy: Policy | None = None,
+) -> Read:
+    """What `Engine.stream` takes to read a prompt by `prefill_documents`.
+
+    Args:
+        whole: `messages` and `tools`, encoded.
+    """
+
+    def read(on_layer: LayerCallback) -> Prefilled:
+        alone = list(encode_each(engine.tokenizer, messages, tools))
+        return prefill_documents(engine, whole, alone, blocks, policy=policy, on_layer=on_layer)
+
+    return read
 
 
 def prefill_documents(
     engine: Engine,
     whole: Prompt,
-    documents: Sequence[Document],
+    alone: Sequence[Prompt],
     blocks: DocumentBlocks = DocumentBlocks(),
     *,
-    prompt: CitePrompt = CitePrompt(),
     policy: Policy | None = None,
     on_layer: LayerCallback | None = None,
 ) -> Prefilled:
@@ -104,19 +141,23 @@ def prefill_documents(
     know, prompts beyond the original length of a rotation that depends on length, and policies that need all queries.
 
     Args:
-        whole: `prompt.messages(question, documents)`, encoded.
+        whole: the question and all documents.
+        alone: its documents, from `encode_each` of the same messages.
         on_layer: told of the progress of each forward pass; an exception it raises ends the reading.
 
     Raises:
-        ConfigError: the engine has no store.
+        ConfigError: the engine has no store, or `alone` is from other messages.
     """
     model, policy = engine.model, policy or engine.policy
     rotations = rotations_of(model)
     beyond = rope_regime(model, len(whole)) != 0
     needed = tokens_to_read(policy, len(whole), whole.question_tokens)
-    if not documents or rotations is None or beyond or needed == len(whole):
-        return prefill(model, whole, policy, on_layer=on_layer, store=engine.store)
-    stored = [_stored(engine, document, prompt, on_layer) for document in documents]
+    if not alone or rotations is None or beyond or needed == len(whole):
+        size = engine.prefill_chunk_size
+        return prefill(model, whole, policy, chunk_size=size, on_layer=on_layer, store=engine.store)
+    if whole.ids[: len(alone[0])] != alone[0].ids:
+        raise ConfigError("the first document does not stand where it was read: encode both from the same messages")
+    stored = [_stored(engine, each, on_layer) for each in alone]
     texts = [span for span in whole.spans if span.kind == "document"]
     # The first document stands where it was read, and all before it, too, so nothing of it is approximate.
     headers = [(0, texts[0].start), *((before.end, text.start) for before, text in pairwise(texts))]
@@ -160,9 +201,8 @@ class _Stored:
         return Piece(self.prefix.blocks, self.start - before, text.start - before, length)
 
 
-def _stored(engine: Engine, document: Document, prompt: CitePrompt, on_layer: LayerCallback | None = None) -> _Stored:
-    store = _store_of(engine)
-    ids, start = _alone(engine, document, prompt)
+def _stored(engine: Engine, alone: Prompt, on_layer: LayerCallback | None = None) -> _Stored:
+    store, ids, start = _store_of(engine), alone.ids, alone.spans[-1].start
     if rope_regime(engine.model, len(ids)) != 0:
         raise ConfigError(
             f"a document of {len(ids)} tokens is longer than the {rope_original_length(engine.model)} up to which "
@@ -192,8 +232,5 @@ def _store_of(engine: Engine) -> KVStore:
     return engine.store.with_tails()
 
 
-def _alone(engine: Engine, document: Document, prompt: CitePrompt) -> tuple[tuple[int, ...], int]:
-    """A prompt of the document alone, up to the end of its text, and where the text starts in it."""
-    alone = encode_chat(engine.tokenizer, prompt.messages("?", [document]))
-    text = next(span for span in alone.spans if span.kind == "document")
-    return alone.ids[: text.end], text.start
+def _prompts(engine: Engine, documents: Sequence[Document], prompt: CitePrompt) -> Iterator[Prompt]:
+    return encode_each(engine.tokenizer, prompt.messages("?", documents))

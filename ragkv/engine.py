@@ -27,6 +27,8 @@ from ragkv.sampling import Constraint
 if TYPE_CHECKING:
     from ragkv.streaming.session import Session
 
+Read = Callable[[LayerCallback], Prefilled]
+
 
 class Engine:
     """A loaded model that answers prompts on a compressed KV cache.
@@ -102,7 +104,7 @@ class Engine:
         constraints: Sequence[Constraint | None] | None = None,
         on_layer: LayerCallback | None = None,
         on_prefilled: Callable[[int, Prefilled], None] | None = None,
-        read: Callable[[Prompt, LayerCallback], Prefilled] | None = None,
+        reads: Sequence[Read | None] | None = None,
         cancel: threading.Event | None = None,
     ) -> Iterator[Chunk]:
         """Generate, yielding text as it is made. Closing the iterator stops between two tokens.
@@ -114,8 +116,8 @@ class Engine:
             constraints: grammars that the replies must follow, one entry per prompt.
             on_layer: told of the progress of each prefill.
             on_prefilled: shown each row's number and its prompt as read and compressed, before decoding changes it.
-            read: reads the prompts in another way than `ragkv.prefill.prefill`, such as on blocks of documents, and
-                calls what it is given after each layer.
+            reads: what reads a prompt in another way than `ragkv.prefill.prefill`, such as on blocks of documents, and
+                calls what it is given after each layer; one entry per prompt.
             cancel: when set, every unfinished reply ends with finish_reason "cancelled" before its next token.
 
         Raises:
@@ -126,13 +128,13 @@ class Engine:
         options = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
         for prompt, option in zip(prompts, options, strict=True):
             self._check_length(prompt, option)
+        none = [None] * len(prompts)
         replies = [
             Reply(row, self.loaded, prompt, option, constraint)
-            for row, (prompt, option, constraint) in enumerate(
-                zip(prompts, options, constraints or [None] * len(prompts), strict=True)
-            )
+            for row, (prompt, option, constraint) in enumerate(zip(prompts, options, constraints or none, strict=True))
         ]
-        return self._run(replies, policy or self.policy, on_layer, on_prefilled, read, cancel or threading.Event())
+        cancel = cancel or threading.Event()
+        return self._run(replies, policy or self.policy, on_layer, on_prefilled, reads or none, cancel)
 
     def replies(
         self,
@@ -193,7 +195,7 @@ class Engine:
         policy: Policy,
         on_layer: LayerCallback | None,
         on_prefilled: Callable[[int, Prefilled], None] | None,
-        read: Callable[[Prompt, LayerCallback], Prefilled] | None,
+        reads: Sequence[Read | None],
         cancel: threading.Event,
     ) -> Iterator[Chunk]:
         def watch(done: int, total: int) -> None:
@@ -202,13 +204,13 @@ class Engine:
             if on_layer is not None:
                 on_layer(done, total)
 
-        def prefill_as_usual(prompt: Prompt, on_layer: LayerCallback) -> Prefilled:
+        def prefill_as_usual(prompt: Prompt) -> Prefilled:
             size, store = self.prefill_chunk_size, self.store
-            return prefill(self.model, prompt, policy, chunk_size=size, on_layer=on_layer, store=store)
+            return prefill(self.model, prompt, policy, chunk_size=size, on_layer=watch, store=store)
 
         started = time.perf_counter()
-        for reply in replies:
-            reply.prefilled = (read or prefill_as_usual)(reply.prompt, watch)
+        for reply, read in zip(replies, reads, strict=True):
+            reply.prefilled = read(watch) if read else prefill_as_usual(reply.prompt)
             if on_prefilled is not None:
                 on_prefilled(reply.row, reply.prefilled)
         yield from self._decode(replies, cancel, started)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Self, get_args
 
 from ragkv.config import SamplingParams
+from ragkv.document_blocks import DocumentBlocks
 from ragkv.engine import Engine
 from ragkv.errors import ConfigError
 from ragkv.kv_store import DISK_BYTES, MEMORY_BYTES, DiskDType, KVStore
@@ -43,6 +44,9 @@ class ChatOptions:
         kv_dir: folder where they outlive the process, and which processes may share; None for nowhere.
         kv_disk_bytes, kv_disk_dtype: bound on that folder, and "model" for what is exact or "int8" for half the size.
         namespace: K/V of one namespace are never used for another; give each tenant its own.
+        recompute: read each document of a cited answer once, whatever set and order it comes in, join their K/V and
+            compute so many tokens anew for a question (0 to 1: a share of them). Approximate; None reads prompts as
+            they are. See `ragkv.document_blocks`.
 
     Raises:
         ConfigError: a value is out of its bounds.
@@ -72,6 +76,7 @@ class ChatOptions:
     kv_disk_bytes: int = DISK_BYTES
     kv_disk_dtype: DiskDType = "model"
     namespace: str = ""
+    recompute: float | None = None
 
     def __post_init__(self) -> None:
         if self.context_tokens is not None and self.context_tokens < 1:
@@ -83,6 +88,11 @@ class ChatOptions:
             raise ConfigError(f"kv_disk_dtype={self.kv_disk_dtype!r}: choose one of {', '.join(get_args(DiskDType))}")
         self.sampling()
         self.kv_policy()
+        if self.blocks() is not None and not self._keeps_kv():
+            raise ConfigError(
+                f"recompute={self.recompute:g} joins documents whose K/V are kept, and nothing is: set kv_memory_bytes "
+                "or kv_dir"
+            )
 
     def override(self, **values: Any) -> Self:
         """These options with some changed for one call; None leaves an option as it is.
@@ -117,6 +127,10 @@ class ChatOptions:
             )
         return StreamingLLM(window_length=self.max_capacity_prompt - sinks)
 
+    def blocks(self) -> DocumentBlocks | None:
+        """How documents are joined; None reads prompts as they are."""
+        return None if self.recompute is None else DocumentBlocks(self.recompute)
+
     def engine(self) -> Engine:
         """An engine on the process's copy of the model, which is loaded now if it was not before."""
         loaded = shared_model(
@@ -129,9 +143,12 @@ class ChatOptions:
 
     def kv_store(self) -> KVStore | None:
         """The process's store of K/V, as the namespace sees it; None if it may hold nothing."""
-        if not self.kv_memory_bytes and (self.kv_dir is None or not self.kv_disk_bytes):
+        if not self._keeps_kv():
             return None
         return shared_store(self.kv_memory_bytes, self.kv_dir, self.kv_disk_bytes, self.kv_disk_dtype, self.namespace)
+
+    def _keeps_kv(self) -> bool:
+        return bool(self.kv_memory_bytes or (self.kv_dir is not None and self.kv_disk_bytes))
 
 
 OPTION_NAMES = tuple(field.name for field in fields(ChatOptions))

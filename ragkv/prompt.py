@@ -5,13 +5,13 @@ for the budget. Numbers are 1-based and belong to the documents in the order giv
 """
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from ragkv.citations import SOURCES_LABEL, strip_markers
 from ragkv.documents import Document
 from ragkv.errors import ConfigError
-from ragkv.messages import Message, Segment
+from ragkv.messages import Message, Segment, in_segments
 
 SYSTEM = "You answer questions from numbered documents. Answer briefly and cite the documents that the answer rests on."
 
@@ -78,6 +78,32 @@ class CitePrompt:
 def heading(number: int, document: Document) -> str:
     """A document's number and title, in one line."""
     return " ".join([f"[{number}]", *document.title.split()])
+
+
+def each_alone(messages: Sequence[Message]) -> Iterator[list[Message]]:
+    """For each document in messages of a `CitePrompt`, messages that end with its text, as if it were the only one.
+
+    Before it stand what is before the first document, and its header with the number of that; what is between them or
+    behind them is left out.
+    """
+    parts = in_segments(messages)
+    places = [(i, j) for i, part in enumerate(parts) for j in range(len(part["content"]))]
+    marked = [(i, j) for i, j in places if parts[i]["content"][j].kind in ("header", "document")]
+    header: list[Segment] = []
+    for i, j in marked:
+        segment, (first, begin) = parts[i]["content"][j], marked[0]
+        if segment.kind == "header":
+            text = _marker(parts[first]["content"][begin].text) + segment.text.removeprefix(_marker(segment.text))
+            header = [replace(segment, text=text)]
+        else:
+            content = [*parts[first]["content"][:begin], *header, segment]
+            yield [*parts[:first], {**parts[first], "content": content}]
+
+
+def _marker(header: str) -> str:
+    """The number at the beginning of a header, in its brackets."""
+    found = re.match(r"\[\d+\]", header)
+    return found[0] if found else ""
 
 
 def answer_alone(reply: str) -> str:

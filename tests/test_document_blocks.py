@@ -16,8 +16,9 @@ from ragkv.answer import ask
 from ragkv.backend import forward, rope_original_length
 from ragkv.cache import compressible, kv_bytes
 from ragkv.chat import Prompt, encode_chat
+from ragkv.chat_model import ChatRequest, chat, stream_thread
 from ragkv.config import SamplingParams
-from ragkv.document_blocks import DocumentBlocks, bytes_to_store, prefill_documents, read_documents
+from ragkv.document_blocks import DocumentBlocks, bytes_to_store, encode_each, prefill_documents, read_documents
 from ragkv.documents import Document
 from ragkv.engine import Engine
 from ragkv.errors import ConfigError
@@ -27,12 +28,14 @@ from ragkv.policies import H2O, FullKV, Policy, SnapKV, StreamingLLM
 from ragkv.prefill import Prefilled, prefill
 from ragkv.prompt import CitePrompt
 from ragkv.scoring import window_votes
+from ragkv.streaming.threads import StreamingMemory
+from ragkv.tools import ToolSpec
 from tiny import ARCHITECTURES, tiny_engine
 
 PROMPT = CitePrompt(system="Answer.", rules="Cite.", examples="")
 DOCUMENTS = [Document(f"d{n}", f"Text {n} names the answer {n * 7}. " * (2 + n), f"Title {n}") for n in range(4)]
 SNAPKV = SnapKV(120, 16)
-NOTHING, SOME, ALL = DocumentBlocks(0.0, 0), DocumentBlocks(0.25, 4), DocumentBlocks(1.0)
+NOTHING, SOME, USUAL, ALL = DocumentBlocks(0.0, 0), DocumentBlocks(0.25, 4), DocumentBlocks(), DocumentBlocks(1.0)
 FITTING = [name for name in ARCHITECTURES if not name.endswith(("-sliding", "dynamic-rope", "longrope", "gemma3"))]
 
 
@@ -46,8 +49,9 @@ def _read(
     blocks: DocumentBlocks = SOME,
     policy: Policy = SNAPKV,
 ) -> tuple[Prompt, Prefilled]:
-    whole = encode_chat(engine.tokenizer, PROMPT.messages("Who?", documents))
-    return whole, prefill_documents(engine, whole, documents, blocks, prompt=PROMPT, policy=policy)
+    messages = PROMPT.messages("Who?", documents)
+    whole, alone = encode_chat(engine.tokenizer, messages), list(encode_each(engine.tokenizer, messages))
+    return whole, prefill_documents(engine, whole, alone, blocks, policy=policy)
 
 
 @pytest.mark.parametrize("name", FITTING)
@@ -88,10 +92,11 @@ def test_a_document_alone_is_exact(engine_of: EngineOf) -> None:
 
 def test_the_window_is_computed_even_where_it_begins_in_a_document(engine_of: EngineOf) -> None:
     engine, bare = _engine(engine_of("llama")), CitePrompt(system="", rules="", examples="")
-    whole = encode_chat(engine.tokenizer, bare.messages("Who?", [DOCUMENTS[3]]))
+    messages = bare.messages("Who?", [DOCUMENTS[3]])
+    whole, alone = encode_chat(engine.tokenizer, messages), list(encode_each(engine.tokenizer, messages))
     for window_size in (8, 60):
         policy = SnapKV(80, window_size)
-        read = prefill_documents(engine, whole, [DOCUMENTS[3]], NOTHING, prompt=bare, policy=policy)
+        read = prefill_documents(engine, whole, alone, NOTHING, policy=policy)
         fresh = prefill(engine.model, whole, policy)
         assert 0 < read.cache_read_tokens <= len(whole) - window_size
         torch.testing.assert_close(read.logits, fresh.logits, rtol=1e-4, atol=1e-4)
@@ -192,8 +197,9 @@ def test_votes_are_those_of_a_prompt_without_examples(engine_of: EngineOf, monke
 
     monkeypatch.setattr(blend, "best_voted", chosen)
     for prompt in (replace(PROMPT, rules="", examples=""), replace(PROMPT, examples="Question: Where?\nAnswer: There")):
-        whole = encode_chat(engine.tokenizer, prompt.messages("Who was it that came first?", DOCUMENTS))
-        prefill_documents(engine, whole, DOCUMENTS, DocumentBlocks(2, 0), prompt=prompt)
+        messages = prompt.messages("Who was it that came first?", DOCUMENTS)
+        alone = list(encode_each(engine.tokenizer, messages))
+        prefill_documents(engine, encode_chat(engine.tokenizer, messages), alone, DocumentBlocks(2, 0))
     torch.testing.assert_close(totals[0], totals[1])
 
 
@@ -216,10 +222,11 @@ def test_a_question_longer_than_the_window_and_none(
     read_documents(engine, DOCUMENTS, bare)
     monkeypatch.setattr(blend, "forward", watched)
     monkeypatch.setattr(blend, "best_voted", chosen)
-    whole = encode_chat(engine.tokenizer, bare.messages("Who was it? " * 20 if marked else "?", DOCUMENTS))
+    messages = bare.messages("Who was it? " * 20 if marked else "?", DOCUMENTS)
+    whole = encode_chat(engine.tokenizer, messages)
     texts = [span for span in whole.spans if span.kind == "document"]
     whole = whole if marked else replace(whole, spans=tuple(texts))
-    prefill_documents(engine, whole, DOCUMENTS, DocumentBlocks(2, 0), prompt=bare)
+    prefill_documents(engine, whole, list(encode_each(engine.tokenizer, messages)), DocumentBlocks(2, 0))
     expected = (whole.question_tokens, texts[-1].end) if marked else (32, len(whole) - 32)
     assert (passes[0], len(totals[0])) == expected
     assert (passes[0] > 64) if marked else (len(whole) - 32 < texts[-1].end)
@@ -314,7 +321,8 @@ def test_bytes_are_known_beforehand(engine_of: EngineOf) -> None:
 
 def test_reading_shows_progress_and_can_be_stopped(engine_of: EngineOf) -> None:
     engine, told = _engine(engine_of("llama")), list[tuple[int, int]]()
-    whole = encode_chat(engine.tokenizer, PROMPT.messages("Who?", DOCUMENTS[:2]))
+    messages = PROMPT.messages("Who?", DOCUMENTS[:2])
+    whole, alone = encode_chat(engine.tokenizer, messages), list(encode_each(engine.tokenizer, messages))
 
     def watch(done: int, total: int) -> None:
         told.append((done, total))
@@ -322,7 +330,7 @@ def test_reading_shows_progress_and_can_be_stopped(engine_of: EngineOf) -> None:
             raise KeyboardInterrupt
 
     def read() -> Prefilled:
-        return prefill_documents(engine, whole, DOCUMENTS[:2], prompt=PROMPT, policy=SNAPKV, on_layer=watch)
+        return prefill_documents(engine, whole, alone, policy=SNAPKV, on_layer=watch)
 
     with pytest.raises(KeyboardInterrupt):
         read()
@@ -349,6 +357,57 @@ def test_answers_on_blocks(engine_of: EngineOf) -> None:
     assert stats.cache_read_tokens > stats.prompt_tokens // 2
     assert stats.cache_creation_tokens == 0
     assert (stats.kept_tokens, stats.ttft_s > 0) == (120, True)
+
+
+def test_chat_requests_on_blocks(engine_of: EngineOf) -> None:
+    """Tools and schemas stand in both prompts alike; a batch may have rows of either kind."""
+    engine, sampling = _engine(engine_of("llama")), SamplingParams(max_tokens=8)
+    messages = PROMPT.messages("Who?", DOCUMENTS)
+    tool = ToolSpec("look_up", "Looks up.", {"type": "object", "properties": {"what": {"type": "string"}}})
+    usual = ChatRequest(messages, sampling)
+    requests = [usual, replace(usual, tools=[tool]), replace(usual, response_format={"type": "object"})]
+    expected = chat(Engine(engine.loaded, SNAPKV), requests)
+    on_blocks = chat(engine, [replace(request, blocks=ALL) for request in requests])
+    assert [reply.text for reply in on_blocks] == [reply.text for reply in expected]
+    assert all(reply.stats.cache_read_tokens > 0 for reply in on_blocks)
+    approximate, exact = chat(engine, [replace(usual, blocks=NOTHING), usual])
+    assert approximate.stats.cache_read_tokens > approximate.stats.prompt_tokens // 2
+    assert exact.text == expected[0].text
+
+
+def test_a_chat_request_without_documents_is_read_as_it_is(engine_of: EngineOf) -> None:
+    engine = _engine(engine_of("llama"))
+    request = ChatRequest([{"role": "user", "content": "Who? " * 40}], SamplingParams(max_tokens=4))
+    (expected,), (reply,) = chat(engine, [request]), chat(engine, [replace(request, blocks=NOTHING)])
+    assert reply.text == expected.text
+
+
+def test_sessions_with_a_memory_refuse_blocks(engine_of: EngineOf) -> None:
+    request = ChatRequest(PROMPT.messages("Who?", DOCUMENTS), SamplingParams(max_tokens=4), blocks=USUAL)
+    with pytest.raises(ConfigError, match="recompute=768: a session with a memory reads its turns as they are"):
+        list(stream_thread(_engine(engine_of("llama")), request, StreamingMemory()))
+
+
+def test_what_blocks_do_not_fit_is_read_in_chunks(engine_of: EngineOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(engine_of("mistral-sliding").loaded, SNAPKV, prefill_chunk_size=64, store=KVStore(10**9))
+    sizes = list[int | None]()
+
+    def watched(*args: Any, chunk_size: int | None = None, **options: Any) -> Prefilled:
+        sizes.append(chunk_size)
+        return prefill(*args, chunk_size=chunk_size, **options)
+
+    monkeypatch.setattr("ragkv.document_blocks.prefill", watched)
+    _read(engine, DOCUMENTS)
+    assert sizes == [64]
+
+
+def test_documents_of_other_messages_are_refused(engine_of: EngineOf) -> None:
+    engine = _engine(engine_of("llama"))
+    whole = encode_chat(engine.tokenizer, PROMPT.messages("Who?", DOCUMENTS))
+    for other in (replace(PROMPT, system="Cite."), PROMPT):
+        alone = list(encode_each(engine.tokenizer, other.messages("Who?", DOCUMENTS[::-1])))
+        with pytest.raises(ConfigError, match="encode both from the same messages"):
+            prefill_documents(engine, whole, alone)
 
 
 def test_a_store_without_room_is_named(engine_of: EngineOf) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from ragkv import options, registry
 from ragkv.config import SamplingParams
+from ragkv.document_blocks import DocumentBlocks
 from ragkv.errors import ConfigError
 from ragkv.kv_store import DISK_BYTES
 from ragkv.options import OPTION_NAMES, ChatOptions, check_names
@@ -114,3 +115,13 @@ def test_stores_are_the_processs_own_or_none(monkeypatch: pytest.MonkeyPatch, tm
     ]
     for nothing in ({"kv_memory_bytes": 0}, {"kv_memory_bytes": 0, "kv_dir": folder, "kv_disk_bytes": 0}):
         assert ChatOptions(**nothing).kv_store() is None
+
+
+def test_document_blocks() -> None:
+    assert ChatOptions().blocks() is None
+    assert ChatOptions(recompute=0.5).blocks() == DocumentBlocks(0.5)
+    assert ChatOptions(kv_memory_bytes=0, kv_dir="kv", recompute=768).blocks() == DocumentBlocks()
+    with pytest.raises(ConfigError, match=r"recompute=1\.5: must be a share"):
+        ChatOptions(recompute=1.5)
+    with pytest.raises(ConfigError, match="recompute=768 joins documents whose K/V are kept, and nothing is: set kv_m"):
+        ChatOptions(kv_memory_bytes=0, recompute=768)

@@ -6,7 +6,8 @@ from ragkv.chat import encode_chat
 from ragkv.citations import find_markers
 from ragkv.documents import Document
 from ragkv.errors import ConfigError
-from ragkv.prompt import EXAMPLES, RULES, SYSTEM, CitePrompt, answer_alone
+from ragkv.messages import Segment
+from ragkv.prompt import EXAMPLES, RULES, SYSTEM, CitePrompt, answer_alone, each_alone
 from tiny import tiny_tokenizer
 
 DOCUMENTS = [
@@ -84,3 +85,31 @@ def test_the_examples_have_the_form_that_the_reply_takes() -> None:
         assert question.startswith("Question: ")
         assert answer_alone(rest) == rest.split("\n")[0]
         assert len(find_markers(rest)) == 2
+
+
+def test_each_document_alone_is_as_if_it_were_asked_about() -> None:
+    """Whatever number it has, and whatever is said before the documents or between them."""
+    many = [Document(str(n), f"Text {n}.", f"Title {n} [{n}]" if n % 3 else "") for n in range(1, 13)]
+    said = [{"role": "user", "content": "Hello."}, {"role": "assistant", "content": "Hello!"}]
+    later = [{"role": "assistant", "content": "Canberra [3]"}, *CitePrompt(system="").messages("And when?", many[:2])]
+    system, user = CitePrompt().messages("Where?", many)
+    alone = list(each_alone([system, *said, user, *later]))
+    assert len(alone) == 14
+    for messages, document in zip(alone, [*many, *many[:2]], strict=True):
+        _, asked = CitePrompt().messages("?", [document])
+        assert [message["role"] for message in messages] == ["system", "user", "assistant", "user"]
+        assert [part.text for part in messages[-1]["content"]] == [part.text for part in asked["content"][:3]]
+
+
+def test_no_documents_no_prompts() -> None:
+    assert list(each_alone([{"role": "user", "content": "Hello."}])) == []
+    assert list(each_alone(CitePrompt().messages("Where?", []))) == []
+
+
+def test_documents_without_headers() -> None:
+    parts = [Segment("Notes: "), Segment("First.", "document", 1), Segment("Second.", "document", 2), Segment("Why?")]
+    alone = each_alone([{"role": "user", "content": parts}])
+    assert [[part.text for part in messages[-1]["content"]] for messages in alone] == [
+        ["Notes: ", "First."],
+        ["Notes: ", "Second."],
+    ]

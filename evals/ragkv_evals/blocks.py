@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from ragkv.cite_grammar import citation_constraint
 from ragkv.compare import prefill_many
 from ragkv.config import SamplingParams
-from ragkv.document_blocks import DocumentBlocks, prefill_documents, read_documents
+from ragkv.document_blocks import DocumentBlocks, encode_each, prefill_documents, read_documents
 from ragkv.engine import Engine
 from ragkv.errors import ConfigError
 from ragkv.kv_store import KVStore
@@ -52,13 +52,14 @@ def answer(
     documents, prompt, policies = example.documents, example.prompt, [FullKV(), engine.policy]
     whole = encode(engine.tokenizer, example)
     read_documents(engine, documents, prompt)
+    alone = list(encode_each(engine.tokenizer, prompt.messages(example.question, documents)))
     read = _timed([FULL, SNAPKV], lambda: prefill_many(engine.model, whole, policies, store=whole_prompts))
     if read[0].prefilled.cache_read_tokens > min(span.start for span in whole.spans if span.kind == "document"):
         read = [replace(each, seconds=None, computed=len(whole)) for each in read]
     for blocks in variants:
 
         def on_blocks(blocks: DocumentBlocks = blocks) -> list[Prefilled]:
-            on_stored = prefill_documents(engine, whole, documents, blocks, prompt=prompt)
+            on_stored = prefill_documents(engine, whole, alone, blocks)
             if on_stored.cache_creation_tokens:
                 raise ConfigError(f"the store has no room for all documents of {len(whole)} tokens: raise its bound")
             return [on_stored]

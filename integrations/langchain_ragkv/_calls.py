@@ -47,6 +47,7 @@ def read_call(
         parallel_tool_calls=given.get("parallel_tool_calls", True),
         response_format=response_format(given.get("response_format")),
         strict=given.get("strict", False),
+        blocks=chosen.blocks(),
     )
     return Call(request, chosen, given.get("timeout", timeout), given.get("thread_id"))
 

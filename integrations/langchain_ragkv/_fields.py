@@ -47,6 +47,7 @@ class ChatSnapKVFields(BatchingChatModel):
     kv_disk_bytes: int = ChatOptions.kv_disk_bytes
     kv_disk_dtype: DiskDType = ChatOptions.kv_disk_dtype
     namespace: str = ChatOptions.namespace
+    recompute: float | None = ChatOptions.recompute
     timeout: float | None = None
     streaming: bool = False
     max_retries: int | None = None

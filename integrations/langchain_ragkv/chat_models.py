@@ -35,6 +35,7 @@ class ChatSnapKV(ThreadedChatModel):
         policy: "snapkv", "full", "streaming" or a policy object.
         context_tokens: most tokens of documents in the prompt of a cited answer.
         kv_memory_bytes, kv_dir, kv_disk_bytes, kv_disk_dtype, namespace: K/V kept for prompts that begin alike.
+        recompute: join the K/V of documents that were read one by one, and compute so many tokens anew: approximate.
         memory: a `ragkv.streaming.threads.StreamingMemory`; each thread (the config's `thread_id`) then has a cache of
             constant size, and a call reads only what is new in its history.
 

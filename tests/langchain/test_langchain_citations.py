@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.callbacks import BaseCallbackHandler, UsageMetadataCallbackHandler
 from langchain_core.documents import Document
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage
@@ -24,6 +24,7 @@ SOURCES = [
     Document(page_content="Bob wrote the answer."),
     Document(page_content="Cid read both."),
 ]
+SHORT = CitePrompt(system="", rules="Cite.", examples="")
 REPLY = "  Ann [1] and Bob [2][1], it is said [7].\n\nNobody else [2, 9]. "
 
 
@@ -221,6 +222,23 @@ class TestWithChatSnapKV:
         many = Shelf(documents=SOURCES * 60)
         with pytest.raises(PromptTooLong, match="give fewer documents"):
             create_cited_answer_chain(llm, many).invoke("Who?")
+
+    def test_documents_are_joined_in_any_order(self, loads: list[str]) -> None:
+        """All computed anew is the usual answer; with nothing, documents that were read before are not read again."""
+        usage = UsageMetadataCallbackHandler()
+        llm = ChatSnapKV(model="tiny", max_tokens=8, kv_memory_bytes=10**8, namespace="blocks")
+        for documents in (SOURCES, SOURCES[::-1]):
+            usual, joined = (
+                create_cited_answer_chain(model, Shelf(documents=documents), prompt=SHORT).invoke("Who wrote it?")
+                for model in (llm, llm.bind(recompute=1))
+            )
+            assert joined == usual
+        again = create_cited_answer_chain(llm.bind(recompute=0), Shelf(documents=SOURCES[1:]), prompt=SHORT)
+        again.invoke("Who wrote it?", config={"callbacks": [usage]})
+        (counts,) = usage.usage_metadata.values()
+        details = counts["input_token_details"]
+        assert details["cache_creation"] == 0
+        assert details["cache_read"] > counts["input_tokens"] // 4
 
 
 def _sum(chunks: Iterator[CitedAnswer]) -> CitedAnswer:

@@ -11,6 +11,7 @@ from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
 from llama_index.llms.ragkv import ChatSnapKV, CitedAnswerSynthesizer
+from llama_index.llms.ragkv._messages import to_chat_messages
 from ragkv.budget import document_tokens
 from ragkv.chat import Prompt, encode_chat
 from ragkv.documents import Document
@@ -201,3 +202,18 @@ def test_citation_query_engine(tiny: ChatSnapKV, say: Say) -> None:
     ]
     assert len(seen) == 1
     assert "Source 3:" in tiny.options().engine().tokenizer.decode(seen[0].ids)
+
+
+def test_nodes_are_joined_in_any_order(tiny: ChatSnapKV) -> None:
+    """All computed anew is the usual answer; with nothing, nodes that were read before are not read again."""
+    for nodes in (NODES, NODES[::-1]):
+        usual, joined = (
+            CitedAnswerSynthesizer(tiny, prompt=SHORT).synthesize("What is so?", nodes, max_tokens=8, **options)
+            for options in ({}, {"recompute": 1})
+        )
+        assert str(joined) == str(usual)
+    _, documents = CitedAnswerSynthesizer(tiny)._numbered(NODES[1:])
+    messages = to_chat_messages(SHORT.messages("What is so?", documents))
+    counts = tiny.chat(messages, max_tokens=2, recompute=0).additional_kwargs
+    assert counts["cache_creation"] == 0
+    assert counts["cache_read"] > counts["prompt_tokens"] // 4

@@ -43,6 +43,7 @@ class OptionFields(FunctionCallingLLM):
     kv_disk_bytes: int = Field(DISK_BYTES, description="Most bytes in that folder.")
     kv_disk_dtype: DiskDType = Field("model", description="int8 halves its files; reuse is then no longer exact.")
     namespace: str = Field("", description="K/V of one namespace are never used for another.")
+    recompute: float | None = Field(None, description="Join documents read one by one, compute so many tokens anew.")
     memory: SkipValidation[StreamingMemory | None] = Field(None, exclude=True, description="Sessions of long chats.")
     thread_id: str | None = Field(None, description="Whose session in the memory; None goes by the history.")
 

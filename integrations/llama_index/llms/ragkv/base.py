@@ -131,7 +131,7 @@ class ChatSnapKV(PredictsByGrammar, OptionFields):
             engine, sampling = options.engine(), options.sampling()
             if isinstance(messages, str):
                 return stream_text(engine, messages, sampling, cancel=cancel)
-            asked = ChatRequest(messages, sampling, **request)
+            asked = ChatRequest(messages, sampling, blocks=options.blocks(), **request)
             if memory is not None:
                 return stream_thread(engine, asked, memory, thread_id, cancel=cancel)
             return stream_chat(engine, [asked], cancel=cancel)
