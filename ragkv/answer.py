@@ -126,8 +126,9 @@ def stream_answer(
     if order is not None:
         order.count([document.id for document in kept])
 
-    messages = prompt.messages(question, kept)
-    read = None if blocks is None else reader(engine, encoded, messages, blocks, policy=policy)
+    read = None
+    if blocks is not None:
+        read = reader(engine, encoded, prompt.messages(question, kept), blocks, policy=policy)
     constraint = _constraint(engine, kept) if must_cite else None
     for chunk in engine.stream(
         encoded, sampling, policy=policy, constraints=[constraint], on_layer=on_layer, reads=[read]

@@ -119,13 +119,13 @@ def stream_chat(
     rows = [_Row(request) for request in requests]
 
     def generate(cancel: threading.Event) -> Iterator[Chunk]:
-        prompts = [_prompt(engine, request) for request in requests]
+        asked = [_asked(engine, request, policy) for request in requests]
         return engine.stream(
-            prompts,
+            [prompt for prompt, _ in asked],
             [request.sampling for request in requests],
             policy=policy,
             constraints=[_constraint(engine, request) for request in requests],
-            reads=[_read(engine, *each, policy) for each in zip(requests, prompts, strict=True)],
+            reads=[read for _, read in asked],
             cancel=cancel,
         )
 
@@ -221,7 +221,16 @@ def _may_call(request: ChatRequest) -> bool:
 
 
 def _prompt(engine: Engine, request: ChatRequest) -> Prompt:
-    return encode_chat(engine.tokenizer, *_prepared(engine, request))
+    return _asked(engine, request, None)[0]
+
+
+def _asked(engine: Engine, request: ChatRequest, policy: Policy | None) -> tuple[Prompt, Read | None]:
+    """The prompt, and what reads it if its documents are to be joined."""
+    messages, tools = _prepared(engine, request)
+    prompt = encode_chat(engine.tokenizer, messages, tools)
+    if request.blocks is None:
+        return prompt, None
+    return prompt, reader(engine, prompt, messages, request.blocks, tools=tools, policy=policy)
 
 
 def _prepared(engine: Engine, request: ChatRequest) -> tuple[Sequence[Message], Sequence[Mapping[str, Any]] | None]:
@@ -231,13 +240,6 @@ def _prepared(engine: Engine, request: ChatRequest) -> tuple[Sequence[Message], 
     if request.response_format is not None:
         messages = add_instruction(messages, _format_instruction(request))
     return messages, for_template
-
-
-def _read(engine: Engine, request: ChatRequest, prompt: Prompt, policy: Policy | None) -> Read | None:
-    if request.blocks is None:
-        return None
-    messages, tools = _prepared(engine, request)
-    return reader(engine, prompt, messages, request.blocks, tools=tools, policy=policy)
 
 
 def _format_instruction(request: ChatRequest) -> str:

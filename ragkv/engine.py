@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ragkv.streaming.session import Session
 
 Read = Callable[[LayerCallback], Prefilled]
+"""Reads one prompt, and calls what it is given after each layer."""
 
 
 class Engine:
