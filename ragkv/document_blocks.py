@@ -5,12 +5,13 @@ read on them and votes; headers, the documents' first tokens and the best-voted 
 attention (CacheBlend, arXiv 2405.16444, with SnapKV's votes; EPIC, arXiv 2410.15332, for first tokens).
 """
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ragkv.backend import bytes_per_token, rope_original_length, rope_regime
 from ragkv.chat import Prompt, Span, encode_chat
@@ -65,21 +66,25 @@ def read_documents(
         Tokens that were computed.
 
     Raises:
-        ConfigError: the engine has no store, or its model's keys cannot be moved.
+        ConfigError: the engine has no store, or one that has no room, or its model's keys cannot be moved.
     """
     _check_movable(engine)
     computed = 0
     for done, alone in enumerate(_prompts(engine, documents, prompt), 1):
-        computed += _stored(engine, alone).computed
+        stored = _stored(engine, alone)
+        if not stored.complete:
+            raise ConfigError(f"the store has no room for a document of {len(alone)} tokens: raise its bounds")
+        computed += stored.computed
         if progress is not None:
             progress("reading documents", done, len(documents))
     return computed
 
 
 def bytes_to_store(engine: Engine, documents: Sequence[Document], prompt: CitePrompt = CitePrompt()) -> int:
-    """At most so many bytes of K/V, as computed, has `read_documents` yet to put into the engine's store.
+    """About so many bytes of K/V, as computed, has `read_documents` yet to put into the engine's store.
 
-    What documents that are not there share at their beginning counts for each of them.
+    What documents that are not there share at their beginning counts for each of them; files that are there, but turn
+    out to be damaged, do not count.
 
     Raises:
         ConfigError: the engine has no store, or its model's keys cannot be moved.
@@ -87,7 +92,7 @@ def bytes_to_store(engine: Engine, documents: Sequence[Document], prompt: CitePr
     _check_movable(engine)
     store, missing = _store_of(engine), 0
     for alone in _prompts(engine, documents, prompt):
-        missing += len(alone) - store.longest_prefix(engine.model, alone.ids).length
+        missing += len(alone) - store.known_tokens(engine.model, alone.ids)
     return missing * bytes_per_token(engine.model)
 
 
@@ -138,7 +143,8 @@ def prefill_documents(
     """Read a question about documents, on their stored K/V as far as `blocks` says. Those not stored are read first.
 
     What blocks do not fit reads the prompt as usual: models with sliding windows or a rotation that ragkv does not
-    know, prompts beyond the original length of a rotation that depends on length, and policies that need all queries.
+    know, prompts beyond the original length of a rotation that depends on length, and policies that need all queries;
+    so does, with a warning, a store that has no room for a document.
 
     Args:
         whole: the question and all documents.
@@ -150,14 +156,10 @@ def prefill_documents(
     """
     model, policy = engine.model, policy or engine.policy
     rotations = rotations_of(model)
-    beyond = rope_regime(model, len(whole)) != 0
-    needed = tokens_to_read(policy, len(whole), whole.question_tokens)
-    if not alone or rotations is None or beyond or needed == len(whole):
+    stored = _all_stored(engine, whole, alone, on_layer) if _fit(model, whole, policy) else []
+    if rotations is None or not stored:
         size = engine.prefill_chunk_size
         return prefill(model, whole, policy, chunk_size=size, on_layer=on_layer, store=engine.store)
-    if whole.ids[: len(alone[0])] != alone[0].ids:
-        raise ConfigError("the first document does not stand where it was read: encode both from the same messages")
-    stored = [_stored(engine, each, on_layer) for each in alone]
     texts = [span for span in whole.spans if span.kind == "document"]
     # The first document stands where it was read, and all before it, too, so nothing of it is approximate.
     headers = [(0, texts[0].start), *((before.end, text.start) for before, text in pairwise(texts))]
@@ -176,19 +178,34 @@ def prefill_documents(
     return read
 
 
+def _fit(model: PreTrainedModel, whole: Prompt, policy: Policy) -> bool:
+    """Whether a prompt can be read on blocks."""
+    needed = tokens_to_read(policy, len(whole), whole.question_tokens)
+    return rotations_of(model) is not None and rope_regime(model, len(whole)) == 0 and needed < len(whole)
+
+
 @dataclass(frozen=True)
 class _Stored:
     """What a store has of a document.
 
     Attributes:
-        prefix: of the prompt of the document alone, up to the end of its text.
-        start: of the text in that prompt.
+        alone: the prompt of the document alone, up to the end of its text.
+        prefix: what there is of it: all, unless the store took no more.
         computed: tokens that had to be read now.
     """
 
+    alone: Prompt
     prefix: Prefix
-    start: int
     computed: int
+
+    @property
+    def complete(self) -> bool:
+        return self.prefix.length == len(self.alone)
+
+    @property
+    def start(self) -> int:
+        """Of the text in the prompt."""
+        return self.alone.spans[-1].start
 
     def piece(self, text: Span, before: int) -> Piece:
         """The text for its place in another prompt, and in place of what stands before it there what does so here.
@@ -201,8 +218,28 @@ class _Stored:
         return Piece(self.prefix.blocks, self.start - before, text.start - before, length)
 
 
+def _all_stored(
+    engine: Engine, whole: Prompt, alone: Sequence[Prompt], on_layer: LayerCallback | None
+) -> list[_Stored]:
+    """What the store has of all documents; nothing, with a warning, if it has no room for one of them."""
+    if alone and whole.ids[: len(alone[0])] != alone[0].ids:
+        raise ConfigError("the first document does not stand where it was read: encode both from the same messages")
+    stored: list[_Stored] = []
+    for each in alone:
+        stored.append(_stored(engine, each, on_layer))
+        if not stored[-1].complete:
+            warnings.warn(
+                f"the store has no room for a document of {len(each)} tokens, so the prompt is read as a whole: raise "
+                "its bounds, or see why its folder cannot be written",
+                stacklevel=4,
+            )
+            return []
+    _store_of(engine).used([(each.alone.ids, each.prefix) for each in stored if not each.computed])
+    return stored
+
+
 def _stored(engine: Engine, alone: Prompt, on_layer: LayerCallback | None = None) -> _Stored:
-    store, ids, start = _store_of(engine), alone.ids, alone.spans[-1].start
+    store, ids = _store_of(engine), alone.ids
     if rope_regime(engine.model, len(ids)) != 0:
         raise ConfigError(
             f"a document of {len(ids)} tokens is longer than the {rope_original_length(engine.model)} up to which "
@@ -210,12 +247,9 @@ def _stored(engine: Engine, alone: Prompt, on_layer: LayerCallback | None = None
         )
     prefix = store.longest_prefix(engine.model, ids)
     if prefix.length == len(ids):
-        return _Stored(prefix, start, 0)
+        return _Stored(alone, prefix, 0)
     read = prefill(engine.model, Prompt(ids), FullKV(), on_layer=on_layer, store=store)
-    prefix = store.longest_prefix(engine.model, ids)
-    if prefix.length < len(ids):
-        raise ConfigError(f"the store has no room for a document of {len(ids)} tokens: raise its bounds")
-    return _Stored(prefix, start, read.length - read.cache_read_tokens)
+    return _Stored(alone, store.longest_prefix(engine.model, ids), read.length - read.cache_read_tokens)
 
 
 def _check_movable(engine: Engine) -> None:

@@ -5,6 +5,7 @@ The same holds for stores of K/V: all that have the same bounds and folder are o
 
 import threading
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
@@ -52,6 +53,8 @@ def shared_store(
     memory_bytes: int, folder: str | None, disk_bytes: int, disk_dtype: DiskDType, namespace: str
 ) -> KVStore:
     """The process's store with these bounds, as a namespace sees it. Arguments and errors are those of `KVStore`."""
+    if folder is not None:
+        folder = str(Path(folder).expanduser().absolute())
     key = (memory_bytes, folder, disk_bytes, disk_dtype)
     with _entries_lock:
         if key not in _stores:

@@ -18,12 +18,12 @@ from ragkv import registry
 from ragkv.answer import Overflow
 from ragkv.cli import main, options, sources
 from ragkv.cli.ask import ask
-from ragkv.cli.index import DISK_BYTES
 from ragkv.cli.output import ProgressBars, printable, trimmed
 from ragkv.documents import Document
 from ragkv.embedding import Vectors
 from ragkv.engine import Engine
 from ragkv.errors import RagkvError
+from ragkv.prefill import Prefilled, prefill
 from ragkv.progress import Progress
 from ragkv.reply import Chunk, Completion, Stats
 from tiny import tiny_engine
@@ -335,7 +335,8 @@ def test_defaults_and_choices_are_those_of_the_api() -> None:
     assert api.ChatOptions().model == options.DEFAULT_MODEL
     assert set(get_args(options.PolicyName)) == set(get_args(api.PolicyName))
     assert get_args(get_args(signature(ask).parameters["on_overflow"].annotation)[0]) == get_args(Overflow)
-    assert api.ChatOptions().kv_disk_bytes == DISK_BYTES
+    shown = get_args(options.KVDiskBytesOption)[1].show_default
+    assert f"{api.ChatOptions().kv_disk_bytes / 2**30:g} GiB" == shown
 
 
 def test_models_list(cli: Cli) -> None:
@@ -413,6 +414,40 @@ class TestReuse:
         assert reused
         assert json.loads(cli("cache", "info", "kv", "--json").out)["created_tokens"] == tokens
 
+    def test_reading_passages_goes_on_where_it_was_stopped(
+        self, cli: Cli, folder: str, real: None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        call, reads = ("index", folder, "--out", "saved", "--with-kv", "kv"), list[int]()
+
+        def watched(*arguments: Any, **options: Any) -> Prefilled:
+            if len(reads) == 1:
+                raise KeyboardInterrupt
+            reads.append(1)
+            return prefill(*arguments, **options)
+
+        monkeypatch.setattr("ragkv.document_blocks.prefill", watched)
+        stopped = cli(*call)
+        assert stopped.code == 130
+        held = _folder_bytes("kv")
+        monkeypatch.setattr("ragkv.document_blocks.prefill", prefill)
+        whole, rest = _announced(stopped.err), _announced(cli(*call).err)
+        assert 0 < rest < whole
+        # What passages share at their beginning counts for each of them.
+        assert 0.5 * whole < _folder_bytes("kv") < 1.01 * whole
+        assert rest >= 0.99 * (_folder_bytes("kv") - held)
+
+    def test_a_bound_of_no_folder_is_refused(self, cli: Cli, folder: str, real: None) -> None:
+        run = cli("ask", folder, QUESTION, "--kv-disk-bytes", "1000")
+        assert run.code == 2
+        assert "--kv-disk-bytes means nothing without a folder of K/V (--kv-dir): leave it out" in run.err
+
+    def test_the_folder_keeps_the_bound_that_is_given(self, cli: Cli, folder: str, real: None) -> None:
+        call = ("ask", folder, QUESTION, "--kv-dir", "kv", "--max-tokens", "2")
+        assert cli(*call, "--kv-disk-bytes", "10").code == 0
+        assert _folder_bytes("kv") == 0
+        assert cli(*call, "--kv-disk-bytes", "1000000000").code == 0
+        assert _folder_bytes("kv") > 10
+
     def test_passages_that_do_not_fit_are_refused_before_they_are_read(self, cli: Cli, folder: str, real: None) -> None:
         run = cli("index", folder, "--out", "saved", "--with-kv", "kv", "--kv-disk-bytes", "1000")
         assert run.code == 2
@@ -444,6 +479,17 @@ class TestReuse:
         run = cli("cache", command, "nowhere")
         assert run.code == 2
         assert "nowhere: no such folder" in run.err
+
+
+def _announced(err: str) -> float:
+    """Bytes that `ragkv index --with-kv` says it will write."""
+    found = re.search(r"about ([\d.,]+) (bytes|kB|MB) to compute", err)
+    assert found
+    return float(found[1].replace(",", "")) * {"bytes": 1, "kB": 1e3, "MB": 1e6}[found[2]]
+
+
+def _folder_bytes(folder: str) -> int:
+    return sum(path.stat().st_size for path in Path(folder).rglob("*.safetensors"))
 
 
 def test_explain_writes_a_page_with_a_column_for_each_question(cli: Cli, folder: str, fakes: ScriptedEngine) -> None:

@@ -1,8 +1,11 @@
 """Blocks of documents: exact where they must be, an approximation that recomputation takes back elsewhere."""
 
+import gc
 import math
+import weakref
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +27,7 @@ from ragkv.engine import Engine
 from ragkv.errors import ConfigError
 from ragkv.kv_store import KVStore, blend
 from ragkv.kv_store.blend import best_voted
+from ragkv.kv_store.folder_files import scan
 from ragkv.policies import H2O, FullKV, Policy, SnapKV, StreamingLLM
 from ragkv.prefill import Prefilled, prefill
 from ragkv.prompt import CitePrompt
@@ -410,10 +414,65 @@ def test_documents_of_other_messages_are_refused(engine_of: EngineOf) -> None:
             prefill_documents(engine, whole, alone)
 
 
-def test_a_store_without_room_is_named(engine_of: EngineOf) -> None:
+def test_a_store_without_room(engine_of: EngineOf) -> None:
+    """At index time it is an error; a question is answered all the same, from the prompt as a whole."""
     engine = Engine(engine_of("llama").loaded, SNAPKV, store=KVStore(100, block_size=16))
     with pytest.raises(ConfigError, match="the store has no room for a document of"):
-        _read(engine, DOCUMENTS)
+        read_documents(engine, DOCUMENTS, PROMPT)
+    with pytest.warns(UserWarning, match="has no room for a document of 64 tokens, so the prompt is read as a whole"):
+        whole, read = _read(engine, DOCUMENTS)
+    torch.testing.assert_close(read.logits, prefill(engine.model, whole, SNAPKV).logits, rtol=0, atol=1e-4)
+
+
+def test_a_folder_that_cannot_be_written_costs_no_answer(engine_of: EngineOf, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    engine = Engine(engine_of("llama").loaded, SNAPKV, store=KVStore(0, tmp_path / "file" / "kv", block_size=16))
+    with pytest.warns(UserWarning, match="cannot be written"):
+        whole, read = _read(engine, DOCUMENTS)
+    torch.testing.assert_close(read.logits, prefill(engine.model, whole, SNAPKV).logits, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("where", ["memory", "folder"])
+def test_documents_that_were_found_have_been_used(engine_of: EngineOf, tmp_path: Path, where: str) -> None:
+    """What is asked about stays, and is counted as a hit; what was read after it makes room."""
+    *first, last = DOCUMENTS[::-1]  # the last one is the shortest
+    loaded, folder = engine_of("llama").loaded, tmp_path if where == "folder" else None
+    roomy = KVStore(0 if folder else 10**9, folder, 10**9, block_size=16)
+    read_documents(Engine(loaded, SNAPKV, store=roomy), first, PROMPT)
+    held = sum(file.size for file in scan(folder)) if folder else roomy.info().nbytes
+    store = KVStore(0 if folder else held, folder, held, block_size=16)
+    engine = Engine(loaded, SNAPKV, store=store)
+    read_documents(engine, first, PROMPT)
+    before = store.info().usage
+    _, read = _read(engine, first[:2])
+    after = store.info().usage
+    assert read.cache_creation_tokens == 0
+    assert (after.hits, after.misses) == (before.hits + 1, before.misses)
+    assert after.read_tokens > before.read_tokens
+    read_documents(engine, [last], PROMPT)
+    assert [bytes_to_store(engine, [each], PROMPT) > 0 for each in [*first, last]] == [False, False, True, False]
+
+
+def test_documents_of_one_namespace_are_not_found_from_another(engine_of: EngineOf) -> None:
+    engine = _engine(engine_of("llama"))
+    assert engine.store is not None
+    read_documents(engine, DOCUMENTS, PROMPT)
+    other = Engine(engine.loaded, SNAPKV, store=engine.store.within("other"))
+    assert bytes_to_store(engine, DOCUMENTS, PROMPT) == 0
+    assert bytes_to_store(other, DOCUMENTS, PROMPT) > 0
+    assert read_documents(other, DOCUMENTS, PROMPT) > 0
+
+
+def test_a_reply_on_blocks_lets_go_of_the_full_cache(engine_of: EngineOf) -> None:
+    engine = _engine(engine_of("llama"))
+    _, read = _read(engine, DOCUMENTS)
+    assert engine.store is not None
+    blocks = [weakref.ref(entry.block) for entry in engine.store._memory._entries.values()]
+    engine.store.clear()
+    gc.collect()
+    assert blocks
+    assert read.length
+    assert not any(block() for block in blocks)
 
 
 @pytest.mark.parametrize(

@@ -263,6 +263,19 @@ def test_what_was_used_longest_ago_goes_first_and_ends_before_beginnings(folder:
     assert read_usage(folder.path).evictions == 3
 
 
+def test_a_lower_bound_costs_nothing_that_a_higher_one_has_kept(folder: BlockFolder) -> None:
+    """New blocks take the place of old ones, and no more goes than that; a warning says so, once."""
+    kept = list(range(40))
+    put(folder, kept)
+    size = max(file.size for file in scan(folder.path))
+    small = BlockFolder(folder.path, 5 * size)
+    with pytest.warns(UserWarning, match=rf"holds \d+ bytes, more than kv_disk_bytes={5 * size}: it grows no more"):
+        assert len(put(small, [51, 52])) == 1
+    put(small, [53, 54])
+    assert found(small, kept) == [True] * 18 + [False] * 2
+    assert found(small, [51, 52]) == found(small, [53, 54]) == [True]
+
+
 def test_of_a_prompt_that_is_too_long_the_beginning_stays(folder: BlockFolder) -> None:
     put(folder, [1, 2])
     size = scan(folder.path)[0].size
@@ -307,6 +320,21 @@ def test_a_full_disk_is_a_warning_and_loses_nothing(
     assert found(folder, [7, 8, 9, 10, 11, 12]) == [n < files for n in range(3)]
     assert list(folder.path.rglob("*.partial")) == []
     assert len(put(folder, [7, 8, 9, 10, 11, 12])) == 3 - min(files, 3)
+
+
+def test_a_full_disk_costs_nothing_where_others_would_have_made_room(
+    folder: BlockFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(folder, [1, 2, 3, 4])
+    full = BlockFolder(folder.path, sum(file.size for file in scan(folder.path)))
+    disk = FullDisk(0)
+    monkeypatch.setattr(Path, "write_bytes", lambda path, data: disk(path, data))
+    with pytest.warns(UserWarning, match="what was there stays"):
+        put(full, [7, 8])
+    monkeypatch.undo()
+    assert found(full, [1, 2, 3, 4]) == [True, True]
+    assert len(put(full, [7, 8])) == 1
+    assert found(full, [1, 2, 3, 4]) == [True, False]
 
 
 def test_a_full_disk_does_not_touch_the_answer(tmp_path: Path, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -444,6 +472,23 @@ def test_clear_removes_what_is_ours_and_nothing_else(tmp_path: Path, model: Any)
     assert scan(tmp_path) == []
     assert all(path.read_text() == "mine" for path in theirs)
     assert prefill(model, random_prompt(100), policy, store=store.within("b")).cache_read_tokens == 0
+
+
+def test_a_subfolder_that_does_not_say_whose_it_is(folder: BlockFolder) -> None:
+    """It stays where one namespace is cleared, with a warning; its next prompt says it again."""
+    put(folder, [1, 2])
+    manifest = list_owners(folder.path)[0].folder / "manifest.json"
+    manifest.write_text("")
+    with pytest.warns(UserWarning, match="does not say whose it is, and stays"):
+        folder.clear(OWNER.namespace)
+    assert found(folder, [1, 2]) == [True]
+    put(folder, [1, 2, 3, 4])
+    folder.clear(OWNER.namespace)
+    assert found(folder, [1, 2]) == [False]
+    put(folder, [1, 2])
+    manifest.write_text("")
+    folder.clear()
+    assert scan(folder.path) == []
 
 
 def test_nobody_else_may_read_the_folder(folder: BlockFolder) -> None:

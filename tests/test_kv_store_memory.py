@@ -74,8 +74,25 @@ def test_a_model_is_its_weights_its_configuration_and_its_dtype() -> None:
     tuned = tiny_model("llama")
     with torch.no_grad():
         tuned.model.layers[1].mlp.up_proj.weight += 1e-6
-    digests = {model_digest(each) for each in (model, *others, one_more, rotated, tuned)}
-    assert len(digests) == 7
+    one_number = tiny_model("llama")
+    with torch.no_grad():
+        one_number.model.embed_tokens.weight[3, 1] += 1e-3
+    digests = {model_digest(each) for each in (model, *others, one_more, rotated, tuned, one_number)}
+    assert len(digests) == 8
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("length", [0, 1, 3, 10, 63, 65, 1001])
+def test_every_number_of_a_weight_counts(length: int, dtype: torch.dtype) -> None:
+    def digest(weight: torch.Tensor) -> str:
+        model = tiny_model("llama")
+        model.register_buffer("extra", weight)
+        return model_digest(model)
+
+    weight = torch.arange(length).remainder(50).to(dtype)
+    changed = weight.repeat(length, 1) + torch.eye(length, dtype=dtype)
+    assert digest(weight) == digest(weight.clone())
+    assert digest(weight) not in [digest(changed[n]) for n in range(0, length, max(1, length // 11))]
 
 
 @settings(max_examples=60)

@@ -3,18 +3,23 @@
 import json
 import random
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from ragkv.answer import ask
+from ragkv.backend import forward
 from ragkv.chat import Prompt, encode_text
 from ragkv.compare import prefill_many
 from ragkv.config import SamplingParams
 from ragkv.documents import Document
 from ragkv.engine import Engine
+from ragkv.kv_store import KVStore
 from ragkv.models import load
 from ragkv.policies import FullKV, Policy, SnapKV, StreamingLLM
+from ragkv.prefill import Prefilled, prefill
 
 pytestmark = pytest.mark.usefixtures("cores_to_spare")
 
@@ -68,6 +73,50 @@ def test_snapkv_finds_what_streaming_forgets(smollm: Engine) -> None:
     counts = found(smollm, [needle(smollm, rng) for _ in range(6)])
     assert counts["full"] >= 4, f"the model does not find the needle in the full cache: {counts}"
     assert counts["snapkv"] >= counts["streaming"] + 3
+
+
+def test_a_second_question_finds_what_the_first_one_dropped(smollm: Engine) -> None:
+    """Two numbers in one text, asked about in turn: each question selects from the stored K/V of the whole text.
+
+    The second answer is the full cache's; on the compressed cache that the first question left, the number is gone.
+    """
+    rng, answered, lost = random.Random(5), 0, 0
+    for _ in range(4):
+        text, (first, second), number = two_needles(smollm, rng)
+        policy, store = SnapKV(len(text) // 4, window_size=32), KVStore(block_size=32)
+        on_first = prefill(smollm.model, Prompt(text.ids + first.ids), policy, store=store)
+        asked = Prompt(text.ids + second.ids)
+        on_second = prefill(smollm.model, asked, policy, store=store)
+        assert on_second.cache_read_tokens >= len(text) - 32
+        full = prefill(smollm.model, asked, FullKV())
+        plain_reuse = followed_by(smollm, on_first, second)
+        read = [(asked, each) for each in (full, on_second, plain_reuse)]
+        expected, reply, reused = (each.text for each in smollm.replies(read, SamplingParams(max_tokens=8)))
+        if number in expected:
+            answered += 1
+            assert number in reply
+            lost += number not in reused
+    assert answered >= 3
+    assert lost == answered
+
+
+def two_needles(engine: Engine, rng: random.Random) -> tuple[Prompt, tuple[Prompt, Prompt], str]:
+    """A text with the numbers of two cities, the questions for them, and what is to be answered to the second."""
+    paragraphs = ["".join(paragraph["sentences"]) for row in SAMPLE for paragraph in row["paragraphs"]]
+    text, cities = rng.sample(paragraphs, 6), rng.sample(CITIES, 2)
+    numbers = [str(rng.randrange(10_000, 100_000)) for _ in cities]
+    for place, (city, number) in zip((4, 2), zip(cities, numbers, strict=True), strict=True):
+        text.insert(place, f"One of the special magic numbers for {city} is: {number}.")
+    wanted = [f"special magic number for {city} mentioned in the text above" for city in cities]
+    asked = [encode_text(engine.tokenizer, f"\nWhat is the {what}? The {what} is:") for what in wanted]
+    return encode_text(engine.tokenizer, "\n".join(text)), (asked[0], asked[1]), numbers[1]
+
+
+def followed_by(engine: Engine, read: Prefilled, more: Prompt) -> Prefilled:
+    """The compressed cache of one prompt with more tokens behind it."""
+    positions = torch.arange(read.length, read.length + len(more)).unsqueeze(0)
+    logits = forward(engine.model, torch.tensor([more.ids]), read.cache, positions)
+    return replace(read, logits=logits, length=read.length + len(more))
 
 
 def test_a_cited_answer_to_a_real_question(smollm: Engine) -> None:

@@ -3,6 +3,7 @@
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -69,6 +70,14 @@ def test_settings_share_a_store_whatever_the_namespace() -> None:
     assert prefill(model, prompt, policy, store=other).cache_read_tokens == 0
     assert again.info() == other.info()
     assert registry.shared_store(10**7, None, 0, "model", "a").info().blocks == 0
+
+
+def test_a_folder_has_one_store_however_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("kv", "./kv", "~/kv", str(tmp_path / "kv")):
+        registry.shared_store(10**8, name, 10**8, "model", "")
+    assert len(registry._stores) == 1
 
 
 def test_unload_frees_what_the_stores_have_of_the_model(engine_of: EngineOf, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,7 @@ def ask(
     kernel_size: options.KernelSizeOption = None,
     pooling: options.PoolingOption = None,
     kv_dir: options.KVDirOption = None,
+    kv_disk_bytes: options.KVDiskBytesOption = None,
     recompute: options.RecomputeOption = None,
     must_cite: options.MustCiteOption = False,
     max_tokens: options.MaxTokensOption = options.MAX_TOKENS,
@@ -59,6 +60,7 @@ def ask(
         kernel_size=kernel_size,
         pooling=pooling,
         kv_dir=kv_dir,
+        kv_disk_bytes=kv_disk_bytes,
         kv_memory_bytes=0,  # one question: what it read is of use to another process alone
         context_tokens=context_tokens,
         max_tokens=max_tokens,

@@ -37,6 +37,7 @@ def explain(
     kernel_size: options.KernelSizeOption = None,
     pooling: options.PoolingOption = None,
     kv_dir: options.KVDirOption = None,
+    kv_disk_bytes: options.KVDiskBytesOption = None,
     max_tokens: options.MaxTokensOption = options.MAX_TOKENS,
 ) -> None:
     """Write a page that shows which words of the documents each question kept.
@@ -56,6 +57,7 @@ def explain(
         kernel_size=kernel_size,
         pooling=pooling,
         kv_dir=kv_dir,
+        kv_disk_bytes=kv_disk_bytes,
         context_tokens=context_tokens,
         max_tokens=max_tokens,
     )

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from ragkv.index import Index
     from ragkv.options import ChatOptions
 
-DISK_BYTES = 20 * 2**30
 _FILE_OVERHEAD = 1.02  # headers, generously
 
 
@@ -33,7 +32,7 @@ def index(
             show_default="none",
         ),
     ] = None,
-    kv_disk_bytes: Annotated[int, typer.Option(min=1, help="Most bytes of that folder.")] = DISK_BYTES,
+    kv_disk_bytes: options.KVDiskBytesOption = None,
     model: options.ModelOption = options.DEFAULT_MODEL,
     dtype: options.DTypeOption = None,
     device: options.DeviceOption = None,
@@ -58,9 +57,9 @@ def index(
     write(f"{out}\n")
 
 
-def _refuse_kv_options(kv_disk_bytes: int, model: str, dtype: str | None, device: str | None) -> None:
+def _refuse_kv_options(kv_disk_bytes: int | None, model: str, dtype: str | None, device: str | None) -> None:
     given = {
-        "kv-disk-bytes": kv_disk_bytes != DISK_BYTES,
+        "kv-disk-bytes": kv_disk_bytes is not None,
         "model": model != options.DEFAULT_MODEL,
         "dtype": dtype is not None,
         "device": device is not None,

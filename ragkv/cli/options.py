@@ -87,6 +87,17 @@ KVDirOption = Annotated[
     ),
 ]
 
+KVDiskBytesOption = Annotated[
+    int | None,
+    typer.Option(
+        "--kv-disk-bytes",
+        min=1,
+        help="Most bytes of the folder of K/V; what was used longest ago makes room.",
+        rich_help_panel=_CACHE,
+        show_default="20 GiB",
+    ),
+]
+
 RecomputeOption = Annotated[
     float | None,
     typer.Option(
@@ -125,6 +136,8 @@ def chosen(policy: PolicyName, **values: Any) -> "ChatOptions":
         if values.get(name) is not None:
             flag = name.replace("_", "-")
             raise ConfigError(f"--{flag} means nothing to --policy {policy}: leave it out, or use --policy snapkv")
+    if values.get("kv_disk_bytes") is not None and values.get("kv_dir") is None:
+        raise ConfigError("--kv-disk-bytes means nothing without a folder of K/V (--kv-dir): leave it out")
     options = ChatOptions().override(policy=policy, **values)
     choose_dtype(choose_device(options.device), options.dtype)  # else a typo would show up after a long download
     return options

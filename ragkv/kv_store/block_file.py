@@ -7,7 +7,7 @@ own or, where a store says so, in eight bits. No format here can hold code.
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -39,8 +39,14 @@ def encode_block(block: Block, parent: str, tokens: Sequence[int], disk_dtype: D
     return save(tensors, {**_expected(parent, tokens), "dtype": dtype, "sha256": _sha256(tensors, dtype)})
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes, agreed: Callable[[], bool] = lambda: True) -> bool:
     """Write a file whole or not at all, replacing what is there. The caller holds the folder's lock.
+
+    Args:
+        agreed: asked when the bytes are on the disk, where nothing but a name is wanting; False takes them back.
+
+    Returns:
+        What was agreed.
 
     Raises:
         OSError: the disk is full or cannot be written.
@@ -48,10 +54,12 @@ def write_whole(path: Path, data: bytes) -> None:
     staged = path.with_name(f".{path.name}{STAGED}")
     try:
         staged.write_bytes(data)
-        os.replace(staged, path)
-    except BaseException:
+        if agreed():
+            os.replace(staged, path)
+            return True
+        return False
+    finally:
         staged.unlink(missing_ok=True)
-        raise
 
 
 def read_block(path: Path, parent: str, tokens: Sequence[int]) -> Block:

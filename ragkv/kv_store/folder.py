@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -28,6 +29,7 @@ class BlockFolder:
 
     Attributes:
         max_bytes: the bound on all files together; what was used longest ago goes first, and ends before beginnings.
+            A folder that holds more already is not cut down, it only grows no more.
     """
 
     def __init__(self, path: Path, max_bytes: int) -> None:
@@ -36,6 +38,7 @@ class BlockFolder:
         self.path, self.max_bytes = path, max_bytes
         self._lock = FileLock(path / ".lock")
         self._unusable: set[Path] = set()
+        self._warned = False
 
     def get(self, owner: Owner, parent: str, tokens: Sequence[int], key: str) -> Block | None:
         """The block of this key, mapped into memory; None, perhaps with a warning, if there is none to be trusted."""
@@ -76,13 +79,33 @@ class BlockFolder:
         self._under_lock(write)
         return new
 
+    def has(self, owner: Owner, key: str) -> bool:
+        """Whether there is a file of this key, be it usable or not."""
+        return block_path(self.path, owner, key).exists()
+
+    def used(self, owner: Owner, chains: Sequence[Sequence[str]], usage: Usage) -> None:
+        """Mark blocks that were found as used now, and add to the folder's counts."""
+        for chain in chains:
+            self._touch(owner, chain)
+        self._under_lock(lambda: add_usage(self.path, usage))
+
     def clear(self, namespace: str | None = None) -> None:
-        """Remove all blocks, or those of one namespace. Files that are none of ours stay."""
+        """Remove all blocks, or those of one namespace. Files that are none of ours stay.
+
+        A subfolder whose manifest cannot be read may be anyone's, and stays where only one namespace is cleared; a
+        warning says so.
+        """
 
         def remove() -> None:
             for manifest in list_owners(self.path):
                 if namespace in (None, manifest.namespace):
                     clear_owner(manifest.folder)
+                elif manifest.namespace is None:
+                    warnings.warn(
+                        f"{manifest.folder} does not say whose it is, and stays: a prompt of its namespace names it "
+                        "again, and clearing all namespaces removes it",
+                        stacklevel=5,
+                    )
 
         if self.path.is_dir():
             self._under_lock(remove)
@@ -108,17 +131,24 @@ class BlockFolder:
         if not missing:
             return 0
         files, own = scan(self.path), set(paths)
-        room = _Room(
-            self.max_bytes - sum(file.size for file in files), [file for file in files if file.path not in own]
-        )
+        held = sum(file.size for file in files)
+        if held > self.max_bytes and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{self.path} holds {held} bytes, more than kv_disk_bytes={self.max_bytes}: it grows no more, what is "
+                "new takes the place of what was used longest ago; raise the bound, or clear the folder",
+                stacklevel=5,
+            )
+        # The bound of one caller is no reason to throw away what another, with a higher one, has put there.
+        room = _Room(max(0, self.max_bytes - held), [file for file in files if file.path not in own])
         write_manifest(self.path, owner)
         for n in missing:
             start = n * owner.block_size
             parent = chain[n - 1] if n else owner.root
             data = encode_block(blocks[n], parent, ids[start : start + owner.block_size], owner.disk_dtype)
-            if not room.make(len(data)):
+            # Others go only once the file is there: a disk that is full must not cost what it holds.
+            if not write_whole(paths[n], data, partial(room.make, len(data))):
                 break
-            write_whole(paths[n], data)
             self._unusable.discard(paths[n])
             new.add(chain[n])
         return room.evictions

@@ -47,7 +47,7 @@ def write_manifest(folder: Path, owner: Owner) -> None:
     """Make the subfolder of an owner and say in it whose it is."""
     subfolder = folder / owner.root[:32]
     subfolder.mkdir(mode=0o700, exist_ok=True)
-    if (subfolder / MANIFEST).exists():
+    if _read_manifest(subfolder).namespace is not None:
         return
     about = {"format": FORMAT, "model": owner.name, "namespace": owner.namespace, "block_size": owner.block_size}
     write_whole(subfolder / MANIFEST, json.dumps(about, indent=1).encode())

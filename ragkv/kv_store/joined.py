@@ -36,18 +36,20 @@ class JoinedLayer(CompressibleLayer):  # type: ignore[no-untyped-call]
     def __init__(self, seen: int, fresh: Tensor, fill: Callable[[Tensor, Tensor], None]) -> None:
         super().__init__()
         self.seen = seen
-        self._fresh, self._fill = fresh, fill
+        self._fresh = fresh
+        self._fill: Callable[[Tensor, Tensor], None] | None = fill
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        if self.is_initialized:
+        if self._fill is None:
             return super().update(key_states, value_states, *args, **kwargs)
         self.device, self.is_initialized = key_states.device, True
         self.keys, self.values = (
             states.new_empty((1, states.shape[1], self.seen, states.shape[3])) for states in (key_states, value_states)
         )
         self._fill(self.keys[0], self.values[0])
+        self._fill = None  # it holds the pieces, which a reply need not keep in memory
         self.keys[:, :, self._fresh], self.values[:, :, self._fresh] = key_states, value_states
         return self.keys, self.values
 

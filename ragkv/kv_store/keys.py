@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 import transformers
+from torch import Tensor
 from transformers import PreTrainedModel
 
 _SAMPLED = 64  # numbers of each weight that tell it from another
@@ -30,8 +31,8 @@ _digests_lock = threading.Lock()
 def model_digest(model: PreTrainedModel) -> str:
     """The identity of a model in hex, computed once: a name or a folder says too little, for weights get replaced.
 
-    It covers the configuration, the release of transformers that computes, and of every weight its dtype, its shape and
-    a sample of its numbers. Weights must not change while the model is in use.
+    It covers the configuration, the release of transformers that computes, and of every weight its dtype, its shape, a
+    checksum and a sample of its numbers. Weights must not change while the model is in use.
     """
     with _digests_lock:
         if model not in _digests:
@@ -45,11 +46,24 @@ def _model_digest(model: PreTrainedModel) -> str:
     for name, weight in sorted(model.state_dict().items()):
         digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
         numbers = weight.detach().reshape(-1)
-        sample = torch.linspace(
-            0, max(0, len(numbers) - 1), _SAMPLED, dtype=torch.float64, device=numbers.device
-        ).long()
-        digest.update(numbers[sample[: len(numbers)]].cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        whole = len(numbers) * numbers.element_size() // 8 * 8 // numbers.element_size()
+        digest.update(_sum_of_bits(numbers[:whole]).to_bytes(8, "little", signed=True))
+        digest.update(_bytes(numbers[whole:]))
+        last = max(0, len(numbers) - 1)
+        sample = torch.linspace(0, last, min(_SAMPLED, len(numbers)), dtype=torch.float64).long()
+        digest.update(_bytes(numbers[sample.to(numbers.device)]))
     return digest.hexdigest()
+
+
+def _sum_of_bits(numbers: Tensor) -> int:
+    """Of numbers read as 64-bit integers: modulo 2**64, so exact in any order and the same on any device."""
+    if numbers.storage_offset() * numbers.element_size() % 8:
+        numbers = numbers.clone()
+    return int(numbers.view(torch.int64).sum()) if len(numbers) else 0
+
+
+def _bytes(numbers: Tensor) -> bytes:
+    return numbers.cpu().contiguous().view(torch.uint8).numpy().tobytes()
 
 
 @dataclass(frozen=True)

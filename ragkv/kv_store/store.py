@@ -125,6 +125,32 @@ class KVStore:
             parent = key
         return Prefix(owner, tuple(blocks))
 
+    def known_tokens(self, model: PreTrainedModel, ids: Sequence[int]) -> int:
+        """About how many tokens of a prompt `longest_prefix` would find: files are looked for, but not read."""
+        owner = owner_of(model, self.namespace, self.block_size, self.disk_dtype, rope_regime(model, len(ids)))
+        kept, known = self.stored_tokens(len(ids)), 0
+        for key in owner.chain(ids[:kept]):
+            if self._memory.get(key) is None and not (self._folder is not None and self._folder.has(owner, key)):
+                break
+            known = min(kept, known + self.block_size)
+        return known
+
+    def used(self, found: Sequence[tuple[Sequence[int], Prefix]]) -> None:
+        """Mark what was found, in whole blocks or tails, as used now, and count all of it as one prompt's hit.
+
+        Args:
+            found: texts and what `longest_prefix` gave for each.
+        """
+        if not found:
+            return
+        usage = Usage(hits=1, read_tokens=sum(prefix.length for _, prefix in found))
+        chains = [prefix.owner.chain(ids[: prefix.length]) for ids, prefix in found]
+        for chain, (_, prefix) in zip(chains, found, strict=True):
+            self._memory.put(prefix.owner, chain, prefix.blocks)
+        if self._folder is not None:
+            self._folder.used(found[0][1].owner, chains, usage)
+        self._tally.add(usage)
+
     def put(self, ids: Sequence[int], prefix: Prefix, blocks: Sequence[Block], read_tokens: int) -> int:
         """Keep what was computed of a prompt, mark all of it as used, and count it unless it is shorter than a block.
 
