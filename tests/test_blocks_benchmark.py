@@ -105,13 +105,27 @@ def _answered(mode: str, f1: float, seconds: float) -> Answered:
     return Answered("a", mode, "", {"f1": f1}, seconds, 100, 25)
 
 
+def _ten(mode: str, seconds: float, f1: Sequence[float]) -> list[Answered]:
+    """Two questions about each of five document sets."""
+    return [replace(_answered(mode, each, seconds), example=str(n)) for n, each in enumerate(f1)]
+
+
 def test_rows_compare_with_snapkv_on_the_same_examples() -> None:
-    answered = [_answered(SNAPKV, f1, 4.0) for f1 in (0.5, 1.0)] + [_answered("blocks", f1, 0.5) for f1 in (0.25, 1.0)]
+    answered = _ten(SNAPKV, 4.0, [0.5, 1.0] * 5) + _ten("blocks", 0.5, [0.25, 1.0] * 5)
     found = rows(answered, ["f1", "absent"], SNAPKV)
     assert found[1].figures == {"f1": 0.625}
     assert found[1].differences["f1"].value == -0.125
     assert (found[1].speedup, found[1].computed_share) == (8, 0.25)
-    assert "| 0.625 (-0.125, -0.250 to +0.000) | 0.5 | 8 | 25% |" in markdown_table(found)
+    assert "| 0.625 (-0.125, -0.200 to -0.050) | 0.5 | 8 | 25% |" in markdown_table(found)
+
+
+def test_questions_about_one_set_are_drawn_together() -> None:
+    answered = _ten(SNAPKV, 4.0, [0.5, 1.0] * 5) + _ten("blocks", 0.5, [0.25, 1.0] * 5)
+    sets = {str(n): f"set {n // 2}" for n in range(10)}
+    same = rows(answered, ["f1"], SNAPKV, sets)[1].differences["f1"]
+    assert (same.low, same.high, same.clusters) == (-0.125, -0.125, 5)  # each set lost as much
+    few = [each for each in answered if int(each.example) < 8]
+    assert "| 0.625 (-0.125, 4 clusters) |" in markdown_table(rows(few, ["f1"], SNAPKV, sets))
 
 
 @pytest.mark.parametrize(

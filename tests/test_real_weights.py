@@ -81,7 +81,7 @@ def test_a_second_question_finds_what_the_first_one_dropped(smollm: Engine) -> N
     The second answer is the full cache's; on the compressed cache that the first question left, the number is gone.
     """
     rng, answered, lost = random.Random(5), 0, 0
-    for _ in range(4):
+    for _ in range(3):
         text, (first, second), number = two_needles(smollm, rng)
         policy, store = SnapKV(len(text) // 4, window_size=32), KVStore(block_size=32)
         on_first = prefill(smollm.model, Prompt(text.ids + first.ids), policy, store=store)
@@ -96,16 +96,16 @@ def test_a_second_question_finds_what_the_first_one_dropped(smollm: Engine) -> N
             answered += 1
             assert number in reply
             lost += number not in reused
-    assert answered >= 3
+    assert answered >= 2
     assert lost == answered
 
 
 def two_needles(engine: Engine, rng: random.Random) -> tuple[Prompt, tuple[Prompt, Prompt], str]:
     """A text with the numbers of two cities, the questions for them, and what is to be answered to the second."""
     paragraphs = ["".join(paragraph["sentences"]) for row in SAMPLE for paragraph in row["paragraphs"]]
-    text, cities = rng.sample(paragraphs, 6), rng.sample(CITIES, 2)
+    text, cities = rng.sample(paragraphs, 4), rng.sample(CITIES, 2)
     numbers = [str(rng.randrange(10_000, 100_000)) for _ in cities]
-    for place, (city, number) in zip((4, 2), zip(cities, numbers, strict=True), strict=True):
+    for place, (city, number) in zip((3, 1), zip(cities, numbers, strict=True), strict=True):
         text.insert(place, f"One of the special magic numbers for {city} is: {number}.")
     wanted = [f"special magic number for {city} mentioned in the text above" for city in cities]
     asked = [encode_text(engine.tokenizer, f"\nWhat is the {what}? The {what} is:") for what in wanted]

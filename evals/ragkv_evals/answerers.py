@@ -21,6 +21,7 @@ from ragkv.reply import Completion
 from ragkv.sampling import Constraint
 from ragkv.survival import kept_masks, survival
 from ragkv_evals.gold_tokens import answer_ranges, document_ranges, gold_ranges, shaded, shares
+from ragkv_evals.probe import Probe, probe
 from ragkv_evals.prompts import PromptCounter, encode
 from ragkv_evals.records import Outcome
 from ragkv_evals.shared_h2o import SharedH2O
@@ -43,6 +44,9 @@ class Answerer(Protocol):
     def answer(self, example: Example, names: Sequence[str], max_tokens: int) -> Iterator[Outcome]:
         """One outcome for each of these policies, as they are done."""
 
+    def probe(self, example: Example) -> Probe:
+        """How long a short piece of its prompt takes to read."""
+
 
 @dataclass(frozen=True)
 class _Read:
@@ -54,7 +58,7 @@ class _Read:
         whole: the prompt with all documents, even if fewer were read.
         masks: what is left of it, as from `ragkv.survival.kept_masks`.
         budget: what should be left per KV head, averaged over layers.
-        ttft_s: of the prefill, which other policies may share.
+        ttft_s: of the prefill, which other policies may share; None if an earlier one had read its beginning.
     """
 
     policy: str
@@ -64,7 +68,7 @@ class _Read:
     prefilled: Prefilled
     masks: Sequence[Tensor]
     budget: float
-    ttft_s: float
+    ttft_s: float | None
 
 
 class EngineAnswerer:
@@ -94,6 +98,9 @@ class EngineAnswerer:
             if isinstance(shorter, Truncation):
                 yield from self._outcomes(example, [self._truncated(example, whole, name, shorter)], max_tokens)
 
+    def probe(self, example: Example) -> Probe:
+        return probe(self._engine, encode(self._engine.tokenizer, example))
+
     def _check_length(self, example: Example, prompt: Prompt, max_tokens: int) -> None:
         context = self._engine.loaded.context_length
         if len(prompt) + max_tokens > context:
@@ -120,15 +127,16 @@ class EngineAnswerer:
         masks = [kept_mask(whole, len(left.documents))]
         return _Read(name, left.documents, prompt, whole, prefilled, masks, len(prompt), ttft_s)
 
-    def _prefill(self, prompt: Prompt, policies: Sequence[Policy]) -> tuple[list[Prefilled], float]:
-        """One cache for each policy, and the seconds until the first token is known."""
+    def _prefill(self, prompt: Prompt, policies: Sequence[Policy]) -> tuple[list[Prefilled], float | None]:
+        """One cache for each policy, and the seconds until the first token is known, if the whole prompt was read."""
         if self._engine.store is not None:
             policies = [self._h2o.policy_for(policy, prompt) for policy in policies]
         peak_memory.reset(self._device)
         started = time.perf_counter()
         read = prefill_many(self._engine.model, prompt, policies, store=self._engine.store)
         read[0].logits.argmax().item()  # waits for a GPU
-        return read, time.perf_counter() - started
+        seconds = time.perf_counter() - started
+        return read, None if read[0].cache_read_tokens else seconds
 
     def _outcomes(self, example: Example, batch: Sequence[_Read], max_tokens: int) -> Iterator[Outcome]:
         """Of replies that are decoded as one batch; the caches are let go."""

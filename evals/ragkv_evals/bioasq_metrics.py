@@ -7,9 +7,8 @@ accuracy, ROUGE-SU4 F1.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from ragkv.citations import strip_markers
 from ragkv.prompt import answer_alone
 from ragkv_evals.metrics import Overlap, answer_text, normalize
 from ragkv_evals.rouge import rouge_n, rouge_su
@@ -23,7 +22,7 @@ def question_figures(kind: str, answers: Answers, reply: str) -> dict[str, float
     if kind == "factoid":
         return factoid(candidates(reply), answers[0])
     if kind == "list":
-        return list_items(items(reply), answers)
+        return list_items(items(reply, [name for names in answers for name in names]), answers)
     if kind == "yesno":
         right = float(yes_or_no(reply) == normalize(answers[0][0]))
         return {"accuracy": right, "score": right}
@@ -32,16 +31,29 @@ def question_figures(kind: str, answers: Answers, reply: str) -> dict[str, float
 
 def candidates(reply: str) -> list[str]:
     """Candidates for a factoid, the best first: the first line, or the lines of a numbered or bulleted list."""
-    lines = [_unbulleted(strip_markers(line)) for line in reply.splitlines() if _BULLET.match(line)]
-    return (lines or [answer_text(reply)])[:MOST_CANDIDATES]
+    said = answer_alone(reply)
+    lines = [_unbulleted(line) for line in said.splitlines() if _BULLET.match(line)]
+    return (lines or [answer_text(said)])[:MOST_CANDIDATES]
 
 
-def items(reply: str) -> list[str]:
-    """Items of a list: separated by commas, semicolons, line ends or "and"."""
-    parts = re.split(r"[,;\n]|\band\b", answer_alone(reply))
-    return [item for part in parts if (item := _unbulleted(part).rstrip("."))]
+def items(reply: str, names: Collection[str] = ()) -> list[str]:
+    """Items of a list: separated by commas, semicolons, line ends or "and".
+
+    Args:
+        names: what is not cut where the reply says it, such as "glioblastoma, IDH wildtype".
+    """
+    text, whole = answer_alone(reply), {normalize(name) for name in names}
+    cuts = [match.span() for match in _SEPARATOR.finditer(text)]
+    starts, ends = [0, *(end for _, end in cuts)], [*(start for start, _ in cuts), len(text)]
+    found: list[str] = []
+    while starts:
+        longest = next((n for n in range(len(ends), 1, -1) if normalize(text[starts[0] : ends[n - 1]]) in whole), 1)
+        found.append(_unbulleted(text[starts[0] : ends[longest - 1]]).rstrip("."))
+        starts, ends = starts[longest:], ends[longest:]
+    return [item for item in found if item]
 
 
+_SEPARATOR = re.compile(r"[,;\n]|\band\b")
 _BULLET = re.compile(r"\s*(?:[-*•]|\d{1,2}[.)])\s+")
 
 

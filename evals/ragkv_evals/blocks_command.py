@@ -14,7 +14,7 @@ from ragkv.errors import ConfigError
 from ragkv.kv_store import KVStore
 from ragkv.models import load
 from ragkv.policies import SnapKV
-from ragkv_evals.answering import SHARED_BYTES
+from ragkv_evals.answering import SHARED_BYTES, WHOLE_PROMPTS, set_name
 from ragkv_evals.blocks import SNAPKV, answer
 from ragkv_evals.config import content_hash, prompt_hash
 from ragkv_evals.console import console, write_result
@@ -63,7 +63,7 @@ def blocks(
     loaded = load(model, device=device)
     layout = Layout(context_tokens, None, seed, PromptCounter(loaded.tokenizer), shared_sets)
     engine = Engine(loaded, SnapKV(budget), store=KVStore(SHARED_BYTES, kv_dir, namespace="documents"))
-    whole_prompts = KVStore(SHARED_BYTES, kv_dir, namespace="whole prompts") if shared_sets or kv_dir else None
+    whole_prompts = KVStore(SHARED_BYTES, kv_dir, namespace=WHOLE_PROMPTS) if shared_sets or kv_dir else None
     settings = {
         "model": loaded.name,
         **machine(loaded.model),
@@ -79,16 +79,18 @@ def blocks(
         "prompt_hash": prompt_hash(HOTPOTQA.prompt),
     }
     answers: list[Answered] = []
+    sets: dict[str, str] = {}
     with Pieces(out, settings) as pieces, console.status("") as status:
         for done, index in enumerate(drawn(len(cases.ids), seed)[:limit], 1):
             status.update(f"question {done}/{min(limit, len(cases.ids))}")
             example = cases.build(index, layout)
+            sets[example.id] = set_name(example.documents)
 
             def ask(example: Example = example) -> list[Answered]:
                 return answer(engine, example, HOTPOTQA.score, variants, HOTPOTQA.max_tokens, whole_prompts, must_cite)
 
             answers += pieces.once(example.id, Answered, ask)
-    found = rows(answers, HOTPOTQA.headline, SNAPKV)
+    found = rows(answers, HOTPOTQA.headline, SNAPKV, sets)
     console.print(rich_table(found, f"{loaded.name}, {context_tokens} tokens, {found[0].examples} questions"))
     result = {
         **settings,

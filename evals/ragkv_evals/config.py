@@ -56,13 +56,22 @@ class RunConfig:
 
 
 def check_same(here: Mapping[str, Any], there: Mapping[str, Any], folder: Path) -> None:
-    """Raise a ConfigError that names the first difference between this run and the one in the folder."""
+    """Raise a ConfigError that names the first difference between this run and the one in the folder.
+
+    A larger limit is none: it draws first what the smaller one drew.
+    """
     for name in {**here, **there}:
+        if name == "limit" and _grows(there.get(name), here.get(name)):
+            continue
         if here.get(name) != there.get(name):
             raise ConfigError(
                 f"--out {folder} holds a run with {name}={there.get(name)!r}, and this one has {here.get(name)!r}: "
                 "choose another folder"
             )
+
+
+def _grows(before: int | None, now: int | None) -> bool:
+    return before is not None and (now is None or now > before)
 
 
 def content_hash(path: Path) -> str:
@@ -84,6 +93,7 @@ def machine() -> dict[str, object]:
     return {name: value for name, value in Environment.detect().to_json().items() if name not in _NOT_NOTED}
 
 
-def prompt_hash(prompt: CitePrompt) -> str:
-    """Of the texts around documents and question."""
-    return hashlib.sha256(json.dumps(asdict(prompt)).encode()).hexdigest()[:16]
+def prompt_hash(prompt: CitePrompt, hints: Mapping[str, str] | None = None) -> str:
+    """Of the texts around documents and question, those behind questions of some kinds included."""
+    texts = [asdict(prompt), dict(hints)] if hints else asdict(prompt)
+    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]

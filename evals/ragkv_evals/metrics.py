@@ -1,7 +1,8 @@
 """How good a cited answer is: words against accepted answers, citations against gold documents, and both jointly.
 
 Pure functions of strings and document numbers; all figures are between 0 and 1. Answers are normalised and compared as
-HotpotQA's evaluation does (arXiv 1809.09600, section 4), joint figures included.
+HotpotQA's evaluation does (arXiv 1809.09600, section 4). Joint figures multiply as theirs do, but over cited documents,
+where theirs take supporting sentences: the two cannot be compared.
 """
 
 import re

@@ -34,7 +34,7 @@ class Row:
 
     Attributes:
         figures: means.
-        differences: to the baseline, example by example, with the bounds of their 95% intervals.
+        differences: to the baseline, example by example, with the bounds of their 95% intervals over clusters.
         ttft_s: median of the examples that have one; None if none has.
         speedup: median time to first token of the baseline, over that of this mode; None if one of them has none.
         computed_share: mean share of the prompts' tokens that were computed.
@@ -43,22 +43,37 @@ class Row:
     mode: str
     examples: int
     figures: dict[str, float]
-    differences: dict[str, statistics.Interval]
+    differences: dict[str, statistics.Estimate]
     ttft_s: float | None
     speedup: float | None
     computed_share: float
 
 
-def rows(answered: Sequence[Answered], names: Sequence[str], baseline: str) -> list[Row]:
-    """One row per mode; only figures that every example has."""
+def rows(
+    answered: Sequence[Answered], names: Sequence[str], baseline: str, clusters: Mapping[str, str] | None = None
+) -> list[Row]:
+    """One row per mode; only figures that every example has.
+
+    Args:
+        clusters: names what each example depends on, such as the document set that others are about, too; None takes
+            all to be independent.
+    """
     by_mode: dict[str, list[Answered]] = {}
     for each in answered:
         by_mode.setdefault(each.mode, []).append(each)
     shared = [name for name in names if all(name in each.figures for each in answered)]
-    return [_row(mode, each, by_mode[baseline], shared) for mode, each in by_mode.items()]
+    return [_row(mode, each, by_mode[baseline], shared, clusters) for mode, each in by_mode.items()]
 
 
-def _row(mode: str, answered: Sequence[Answered], baseline: Sequence[Answered], names: Sequence[str]) -> Row:
+def _row(
+    mode: str,
+    answered: Sequence[Answered],
+    baseline: Sequence[Answered],
+    names: Sequence[str],
+    clusters: Mapping[str, str] | None,
+) -> Row:
+    drawn = [each.example if clusters is None else clusters[each.example] for each in answered]
+
     def figures(name: str, of: Sequence[Answered]) -> list[float]:
         return [each.figures[name] for each in of]
 
@@ -67,7 +82,10 @@ def _row(mode: str, answered: Sequence[Answered], baseline: Sequence[Answered], 
         mode=mode,
         examples=len(answered),
         figures={name: fmean(figures(name, answered)) for name in names},
-        differences={name: statistics.difference(figures(name, answered), figures(name, baseline)) for name in names},
+        differences={
+            name: statistics.clustered_difference(figures(name, answered), figures(name, baseline), drawn)
+            for name in names
+        },
         ttft_s=mine,
         speedup=other / mine if mine and other else None,
         computed_share=fmean(each.computed_tokens / each.prompt_tokens for each in answered),
@@ -84,13 +102,15 @@ def _header(found: Sequence[Row]) -> tuple[str, ...]:
 
 
 def _texts(row: Row) -> tuple[str, ...]:
-    figures = [
-        f"{mean:.3f} ({row.differences[name].value:+.3f}, {row.differences[name].low:+.3f} to "
-        f"{row.differences[name].high:+.3f})"
-        for name, mean in row.figures.items()
-    ]
+    figures = [f"{mean:.3f} ({_difference(row.differences[name])})" for name, mean in row.figures.items()]
     times = ["" if number is None else f"{number:.3g}" for number in (row.ttft_s, row.speedup)]
     return (row.mode, *figures, *times, f"{row.computed_share:.0%}")
+
+
+def _difference(found: statistics.Estimate) -> str:
+    if found.low is None or found.high is None:
+        return f"{found.value:+.3f}, {found.clusters} cluster{'s' if found.clusters > 1 else ''}"
+    return f"{found.value:+.3f}, {found.low:+.3f} to {found.high:+.3f}"
 
 
 def rich_table(found: Sequence[Row], title: str) -> Table:

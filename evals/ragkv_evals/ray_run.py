@@ -7,11 +7,12 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, Self
 
-from ragkv.errors import ConfigError
 from ragkv_evals.answering import Answering, Done, Work
+from ragkv_evals.ray_placement import placements
 from ragkv_evals.records import Record
 
 
@@ -19,7 +20,11 @@ class RayWorker:
     """Answers examples in a process of its own; an actor."""
 
     def __init__(self, load: Callable[[], Answering]) -> None:
-        self._load = cache(load)  # called by the first example, where an error can be told from a broken worker
+        self._load = cache(load)  # called by the first request, where an error can be told from a broken worker
+
+    def check(self) -> dict[str, str]:
+        """As `Answering.check`."""
+        return self._load().check()
 
     def answer(self, work: Work) -> tuple[list[Record], float]:
         """The example's records, and the seconds they took."""
@@ -27,8 +32,8 @@ class RayWorker:
         return list(self._load().records(work)), time.perf_counter() - started
 
 
-def over_ray(load: Callable[[], Answering], workers: int | None, work: Sequence[Work]) -> Iterator[Record | Done]:
-    """Do the work on a cluster.
+class RayWorkers:
+    """The workers of a run on a cluster; a context, at whose end a cluster that it started is ended.
 
     Args:
         load: called once in every worker; it travels there, with the cases that it holds.
@@ -37,37 +42,71 @@ def over_ray(load: Callable[[], Answering], workers: int | None, work: Sequence[
     Raises:
         ConfigError: the cluster has too few CPUs for so many workers.
     """
-    import ray
-    from ray.exceptions import RayTaskError
-    from ray.util import ActorPool
 
-    if not work:
-        return
-    if started := not ray.is_initialized():
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        ray.init(log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
-    try:
-        count, options = _shares(ray, workers)
-        made = ray.put(load)
-        actors = [ray.remote(RayWorker).options(**options).remote(made) for _ in range(min(count, len(work)))]
-        jobs = {one[0].key: one[0] for one in work}
-        pool: Any = ActorPool(actors)
-        for records, seconds in pool.map_unordered(lambda actor, one: actor.answer.remote(one), work):
-            yield from records
-            yield Done(jobs[records[0].key], seconds / len(actors))
-    except RayTaskError as error:
-        raise error.cause from None
-    finally:
-        if started:
+    def __init__(self, load: Callable[[], Answering], workers: int | None) -> None:
+        self._load, self._workers = load, workers
+        self._started = False
+        self._actors: list[Any] = []
+
+    def __enter__(self) -> Self:
+        import ray
+
+        if not ray.is_initialized():
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+            ray.init(log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
+            self._started = True
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        import ray
+
+        self._actors.clear()
+        if self._started:
             ray.shutdown()
 
+    def check(self) -> dict[str, str]:
+        """As `Answering.check`, by the first worker."""
+        import ray
 
-def _shares(ray: Any, workers: int | None) -> tuple[int, dict[str, float]]:
-    """How many workers there are, and what each gets of the cluster: a GPU, or its share of the CPUs."""
-    found = ray.cluster_resources()
-    cpus, gpus = int(found.get("CPU", 1)), int(found.get("GPU", 0))
-    count = workers or gpus or sum(node["Alive"] for node in ray.nodes())
-    if count > cpus:
-        raise ConfigError(f"--ray-workers {count}: the cluster has {cpus} CPUs; give at most as many workers")
-    # Ray gives a worker as many threads as it has CPUs.
-    return count, {"num_cpus": cpus // count, "num_gpus": gpus // count or gpus / count}
+        with _own_errors():
+            return dict(ray.get(self._first(1)[0].check.remote()))
+
+    def spread(self, work: Sequence[Work]) -> Iterator[Record | Done]:
+        """Do the work, in any order."""
+        if not work:
+            return
+        from ray.util import ActorPool
+
+        actors, jobs = self._first(len(work)), {one[0].key: one[0] for one in work}
+        pool: Any = ActorPool(actors)
+        with _own_errors():
+            for records, seconds in pool.map_unordered(lambda actor, one: actor.answer.remote(one), work):
+                yield from records
+                yield Done(jobs[records[0].key], seconds / len(actors))
+
+    def _first(self, most: int) -> list[Any]:
+        """The first of the workers, at most so many; those that are not there yet are made."""
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        found: Any = ray.nodes()  # type: ignore[no-untyped-call]
+        for place in placements(found, self._workers)[len(self._actors) : most]:
+            # Ray gives a worker as many threads as it has CPUs.
+            options = ray.remote(RayWorker).options(
+                num_cpus=place.cpus,
+                num_gpus=place.gpus,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(place.node, soft=False),
+            )
+            self._actors.append(options.remote(self._load))
+        return self._actors[:most]
+
+
+@contextmanager
+def _own_errors() -> Iterator[None]:
+    """An error that a worker raised is raised as if there were no Ray between."""
+    from ray.exceptions import RayTaskError
+
+    try:
+        yield
+    except RayTaskError as error:
+        raise error.cause from None

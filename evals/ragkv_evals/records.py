@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Self
 
@@ -22,7 +22,9 @@ class Outcome:
             in them, were kept; None where there are none.
         documents_kept: the same share for every document of the prompt, in order.
         gold_kept: the texts of the first gold documents in pieces, (shade, text): 0 was kept by no head, 9 by all.
-        ttft_s: seconds to the first token, of the prefill that all policies of an example share, compression included.
+        unprotected_tokens: of instructions and headers, those that the budget had no room to protect.
+        ttft_s: seconds to the first token, of the prefill that all policies of an example share, compression included;
+            None where an earlier example had read a part of the prompt, which this one has no claim to.
         decode_tokens_per_s: after the first token; None where policies were decoded together.
         kv_bytes_full, kv_bytes_kept: of the prompt's K/V; None where a peer does not tell.
         peak_memory_bytes: most memory while the example was read and answered; None where the system does not tell.
@@ -40,7 +42,7 @@ class Outcome:
     documents_kept: tuple[float, ...]
     gold_kept: tuple[tuple[tuple[int, str], ...], ...]
     unprotected_tokens: int
-    ttft_s: float
+    ttft_s: float | None
     decode_tokens_per_s: float | None
     kv_bytes_full: int | None
     kv_bytes_kept: int | None
@@ -57,6 +59,8 @@ class Record:
         cited: numbers of the documents that the reply cites.
         figures: what the task makes of the reply, each between 0 and 1.
         agreement: words shared with the reply of the full cache; None where that was not asked for.
+        document_set: names the documents, where several questions are asked over the same ones; None where each has
+            its own.
     """
 
     example: str
@@ -70,11 +74,17 @@ class Record:
     figures: Mapping[str, float]
     agreement: float | None
     outcome: Outcome
+    document_set: str | None = None
 
     @property
     def key(self) -> str:
         """Names the example: the same for all policies."""
         return key(self.example, self.context_tokens, self.depth)
+
+    @property
+    def cluster(self) -> str:
+        """Names what depends on each other: the questions about a document set, or a case at its lengths and depths."""
+        return self.example if self.document_set is None else self.document_set
 
     @classmethod
     def parse(cls, line: str) -> Self:
@@ -99,8 +109,8 @@ class RecordFile:
     A line that a killed run left incomplete is dropped; a file that is broken anywhere else is refused.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.records = list(_complete(path))
+    def __init__(self, path: Path, shared_sets: bool = False) -> None:
+        self.records = read(path, shared_sets)
         self._path = path
         self._file: IO[str] | None = None
 
@@ -118,9 +128,19 @@ class RecordFile:
             self._file.close()
 
 
-def read(path: Path) -> list[Record]:
-    """All complete records of a file."""
-    return list(_complete(path))
+def read(path: Path, shared_sets: bool = False) -> list[Record]:
+    """All complete records of a file.
+
+    Args:
+        shared_sets: whether the run's questions share document sets. Records from before these were noted then belong
+            to one unknown set, and whether their documents had been read before is not known either.
+    """
+    records = list(_complete(path))
+    return [_of_unknown_set(r) if shared_sets and r.document_set is None else r for r in records]
+
+
+def _of_unknown_set(record: Record) -> Record:
+    return replace(record, document_set="unknown", outcome=replace(record.outcome, ttft_s=None))
 
 
 def _complete(path: Path) -> Iterator[Record]:

@@ -23,11 +23,7 @@ def claim(folder: Path, settings: Mapping[str, object]) -> FileLock:
         DocumentError: its config.json is none.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / ".lock", timeout=0)
-    try:
-        lock.acquire()
-    except Timeout as error:
-        raise ConfigError(f"--out {folder} is in use by another run: let it end, or choose another folder") from error
+    lock = _locked(folder)
     try:
         _note(settings, folder)
     except BaseException:
@@ -36,17 +32,38 @@ def claim(folder: Path, settings: Mapping[str, object]) -> FileLock:
     return lock
 
 
-def _note(settings: Mapping[str, object], folder: Path) -> None:
-    noted, staged = folder / "config.json", folder / ".config.json"
+def check_folder(folder: Path, settings: Mapping[str, object]) -> None:
+    """Raise what `claim` would raise now; nothing is noted, and the folder stays free."""
+    if (folder / ".lock").exists():
+        _locked(folder).release()
+    _compare(folder, settings)
+
+
+def _locked(folder: Path) -> FileLock:
+    lock = FileLock(folder / ".lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise ConfigError(f"--out {folder} is in use by another run: let it end, or choose another folder") from error
+    return lock
+
+
+def _compare(folder: Path, settings: Mapping[str, object]) -> None:
+    noted = folder / "config.json"
     if not noted.exists():
-        staged.write_text(json.dumps(settings, indent=1) + "\n")
-        staged.replace(noted)
         return
     try:
         there = json.loads(noted.read_text())
     except ValueError as error:
         raise DocumentError(f"{noted}: no JSON ({error}); use another --out folder") from error
     check_same(settings, there, folder)
+
+
+def _note(settings: Mapping[str, object], folder: Path) -> None:
+    _compare(folder, settings)
+    staged = folder / ".config.json"
+    staged.write_text(json.dumps(settings, indent=1) + "\n")
+    staged.replace(folder / "config.json")
 
 
 def whole_lines(path: Path) -> list[str]:

@@ -11,15 +11,19 @@ from types import MappingProxyType
 from ragkv_evals.answering import Done, Work
 from ragkv_evals.config import RunConfig
 from ragkv_evals.plan import Job, Pace, kinds, plan
+from ragkv_evals.probe import Probe
 from ragkv_evals.records import Record, RecordFile
 from ragkv_evals.results_folder import claim
 from ragkv_evals.variants import FULL
 
-Spread = Callable[[Sequence[Work]], Iterator[Record | Done]]
-"""Does the work, in any order; `Done` follows the records of an example."""
+Spread = Callable[[Sequence[Work]], Iterator[Record | Done | Probe]]
+"""Does the work, in any order; `Done` follows the records of an example. A `Probe` may come before all of them."""
 
 Watch = Callable[[int, int, float | None], None]
 """Told how many examples are done, of how many, and the seconds that the others will take, once that is known."""
+
+Guess = Callable[[Probe, float], None]
+"""Told the probe before the first example, and the seconds that reading the prompts takes by it."""
 
 
 class RunFolder:
@@ -37,7 +41,7 @@ class RunFolder:
 
     def __init__(self, path: Path, config: RunConfig, environment: Mapping[str, object]) -> None:
         self.config, self._lock = config, claim(path, config.to_json())
-        self.predictions = RecordFile(path / "predictions.jsonl")
+        self.predictions = RecordFile(path / "predictions.jsonl", config.shared_sets)
         (path / "environment.json").write_text(json.dumps(environment, indent=1) + "\n")
 
     def close(self) -> None:
@@ -52,6 +56,7 @@ def run(
     spread: Spread,
     watch: Watch = lambda done, total, seconds: None,
     documents: Mapping[str, Hashable] = MappingProxyType({}),
+    guess: Guess = lambda probe, seconds: None,
 ) -> list[Record]:
     """Answer what is missing in the folder, and close it.
 
@@ -71,6 +76,9 @@ def run(
         for event in spread(work):
             if isinstance(event, Record):
                 file.append(event)
+                continue
+            if isinstance(event, Probe):
+                guess(event, event.estimate(left.values()))
                 continue
             pace.add(left.pop(event.job.key), event.seconds)
             watch(len(jobs) - len(left), len(jobs), pace.estimate(left.values()))

@@ -1,10 +1,12 @@
-"""What people see of a run: a bar on a terminal, lines elsewhere, and an estimate as soon as one is measured."""
+"""What people see of a run: a bar on a terminal, lines elsewhere, and how long it takes, as soon as that is known."""
 
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from ragkv_evals.probe import Probe
 
 _LINES = 20  # reports of a whole run where no terminal is
 
@@ -42,6 +44,13 @@ class RunProgress:
             self._console.print(f"{total - done} more examples will take about {duration(seconds)}, by the first ones")
         elif not self._console.is_terminal and done % max(1, total // _LINES) == 0:
             self._console.print(f"{done} of {total} examples, {left or 'time not known yet'}")
+
+    def guess(self, probe: Probe, seconds: float) -> None:
+        """Show what is known before the first example."""
+        self._console.print(
+            f"reading the prompts will take about {duration(seconds)}, were all of their tokens as fast as the first "
+            f"{probe.read_tokens}; replies come on top of that"
+        )
 
 
 def duration(seconds: float) -> str:

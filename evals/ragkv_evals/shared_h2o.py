@@ -1,4 +1,4 @@
-"""H2O for questions that share their documents: what the documents' own tokens look at is added up once for them all.
+"""H2O for questions that share their documents: what the tokens before them look at is added up once for them all.
 
 Causal attention of a prompt's beginning does not depend on what follows, so its votes are the same in every prompt that
 begins so; only those of the tokens behind it are new.
@@ -14,6 +14,7 @@ from ragkv.chat import Prompt
 from ragkv.errors import ConfigError
 from ragkv.policies import H2O, Observation, Policy
 from ragkv.scoring import accumulated_attention
+from ragkv_evals.variants import unprotecting
 
 _REMEMBERED = 8  # sets of votes, a few MB each
 
@@ -65,11 +66,12 @@ class SharedH2O:
 
     def policy_for(self, policy: Policy, prompt: Prompt) -> Policy:
         """The policy, or, if it is an H2O whose votes add up, one that keeps the same entries and reads less."""
-        end = max((span.end for span in prompt.spans if span.kind == "document"), default=0)
-        if not isinstance(policy, H2O) or policy.gqa_reduction == "max" or end in (0, len(prompt)):
+        end = len(prompt) - (prompt.question_tokens or len(prompt))  # instructions behind the documents are shared, too
+        if not isinstance(policy, H2O) or policy.gqa_reduction == "max" or end == 0:
             return policy
         key = prompt.ids[:end], policy.gqa_reduction
         self._votes[key] = self._votes.pop(key, {})  # the last one now
         while len(self._votes) > _REMEMBERED:
             del self._votes[next(iter(self._votes))]
-        return H2OBehind(policy, end, self._votes[key])
+        behind = H2OBehind(policy, end, self._votes[key])
+        return behind if policy.protects else unprotecting(behind)

@@ -30,7 +30,7 @@ def _cell(
         "context_tokens": length,
         "policy": name,
         "examples": len(records),
-        "figures": {figure: asdict(statistics.mean(values(records, figure))) for figure in figure_names(records)},
+        "figures": {figure: asdict(estimate(records, figure)) for figure in figure_names(records)},
         "aggregates": dict(task.aggregate(rows)),
         "versus_full": {} if name == FULL else versus(records, full),
         "agreement": _mean(records, lambda record: record.agreement),
@@ -48,23 +48,29 @@ def values(records: Iterable[Record], figure: str) -> list[float]:
     return [record.figures[figure] for record in records if figure in record.figures]
 
 
-def pairs(records: Iterable[Record], full: Iterable[Record], figure: str) -> tuple[list[float], list[float]]:
-    """The figure of the examples that both have, in one order."""
-    ours, theirs = ({r.key: r.figures[figure] for r in group if figure in r.figures} for group in (records, full))
-    both = [key for key in ours if key in theirs]
-    return [ours[key] for key in both], [theirs[key] for key in both]
+def estimate(records: Iterable[Record], figure: str) -> statistics.Estimate:
+    """The mean of the figure over those records that have it."""
+    having = [record for record in records if figure in record.figures]
+    return statistics.clustered_mean([r.figures[figure] for r in having], [r.cluster for r in having])
+
+
+def pairs(records: Iterable[Record], full: Iterable[Record], figure: str) -> tuple[list[float], list[float], list[str]]:
+    """The figure of the examples that both have, in one order, and the clusters of these."""
+    ours, theirs = ({r.key: r for r in group if figure in r.figures} for group in (records, full))
+    both = [(ours[key], theirs[key]) for key in ours if key in theirs]
+    return [r.figures[figure] for r, _ in both], [f.figures[figure] for _, f in both], [f.cluster for _, f in both]
 
 
 def versus(records: Sequence[Record], full: Sequence[Record]) -> dict[str, Any]:
     """Differences to the full cache on the same examples, in figures and relative to full."""
     found: dict[str, Any] = {}
     for figure in figure_names(records):
-        ours, theirs = pairs(records, full, figure)
+        ours, theirs, clusters = pairs(records, full, figure)
         if ours:
-            relative = statistics.relative_difference(ours, theirs)
+            relative = statistics.clustered_relative_difference(ours, theirs, clusters)
             found[figure] = {
                 "examples": len(ours),
-                "difference": asdict(statistics.difference(ours, theirs)),
+                "difference": asdict(statistics.clustered_difference(ours, theirs, clusters)),
                 "relative": None if relative is None else asdict(relative),
             }
     return found
@@ -82,6 +88,7 @@ def _costs(records: Sequence[Record]) -> dict[str, Any]:
         "answer_survival": _mean(records, lambda record: record.outcome.answer_survival),
         "prompt_tokens": middle(lambda outcome: outcome.prompt_tokens),
         "kept_tokens": middle(lambda outcome: outcome.kept_tokens),
+        "unprotected_tokens": middle(lambda outcome: outcome.unprotected_tokens),
         "ttft_s": middle(lambda outcome: outcome.ttft_s),
         "decode_tokens_per_s": middle(lambda outcome: outcome.decode_tokens_per_s),
         "kv_bytes_full": middle(lambda outcome: outcome.kv_bytes_full),

@@ -1,6 +1,7 @@
 """`ragkv-eval TASK`: one command for each task, all with the same options."""
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -16,9 +17,10 @@ from ragkv_evals.console import console, write_result
 from ragkv_evals.data_source import locate
 from ragkv_evals.extras import need
 from ragkv_evals.long_text import SAMPLE
-from ragkv_evals.ray_run import over_ray
+from ragkv_evals.ray_run import RayWorkers
 from ragkv_evals.records import Record
-from ragkv_evals.run import RunFolder, Spread, run
+from ragkv_evals.results_folder import check_folder
+from ragkv_evals.run import RunFolder, run
 from ragkv_evals.run_progress import RunProgress
 from ragkv_evals.summary import summarize
 from ragkv_evals.summary_table import summary_table
@@ -63,6 +65,10 @@ def command_for(task: Task) -> Callable[..., None]:
         must_cite: Annotated[
             bool, typer.Option("--must-cite", help="Hold replies to the form of the prompt by a grammar.")
         ] = False,
+        kv_dir: Annotated[
+            Path | None,
+            typer.Option(help="Keep what is read in this folder: prompts that begin with the same texts begin there."),
+        ] = None,
         ray: Annotated[bool, typer.Option("--ray", help="Spread the run over a Ray cluster.")] = False,
         ray_workers: Annotated[
             int | None, typer.Option(min=1, help="Workers on it.", show_default="one per GPU, or per machine")
@@ -90,25 +96,22 @@ def command_for(task: Task) -> Callable[..., None]:
             policies=names,
             max_tokens=max_tokens,
             shard=parse_shard(shard),
-            prompt_hash=prompt_hash(task.prompt),
+            prompt_hash=prompt_hash(task.prompt, task.hints),
             shared_sets=shared_sets,
             decode_together=decode_together,
             must_cite=must_cite,
         )
+        check_folder(out, config.to_json())
         check_model(model)
         quieten()
-        with RunProgress(console) as progress:
+        load = partial(Answering.load, cases, config, device, kv_dir)
+        with RunProgress(console) as progress, ExitStack() as stack:
+            answering = stack.enter_context(RayWorkers(load, ray_workers)) if ray else load()
+            documents = answering.check()
+            # Claimed only now: a folder whose configuration cannot be run would refuse the one that can.
             folder = RunFolder(out, config, machine())
-            spread: Spread
-            documents: dict[str, int] = {}
-            if ray:
-                spread = partial(over_ray, partial(Answering.load, cases, config, device), ray_workers)
-            else:
-                answering = Answering.load(cases, config, device)
-                built = answering.check()
-                documents = built if shared_sets else {}
-                spread = answering.in_turn
-            records = run(cases.ids, folder, spread, progress.watch, documents)
+            shared = documents if shared_sets and not ray else {}  # workers read the sets in any order
+            records = run(cases.ids, folder, answering.spread, progress.watch, shared, progress.guess)
         conclude(records, task, config, out)
 
     command.__doc__ = task.help

@@ -20,6 +20,7 @@ from ragkv.kv_store import KVStore
 from ragkv.policies import Policy, SnapKV
 from ragkv.policies.names import parse
 from ragkv.prefill import Prefilled
+from ragkv.survival import kept_masks, survival
 from ragkv_evals import answerers
 from ragkv_evals.answerers import EngineAnswerer, PolicyFailure, check_kept
 from ragkv_evals.gold_tokens import answer_ranges, document_ranges, gold_ranges
@@ -27,6 +28,7 @@ from ragkv_evals.prompts import PromptCounter, encode
 from ragkv_evals.records import Outcome
 from ragkv_evals.tasks.base import Example
 from ragkv_evals.truncation import truncated
+from ragkv_evals.variants import variant
 from tiny import tiny_tokenizer
 
 POLICIES = (
@@ -156,6 +158,13 @@ def test_questions_about_one_set_read_it_once(engine: Engine) -> None:
     assert (usage.hits, usage.misses) == (1, 1)
 
 
+def instructed(documents: int) -> Example:
+    """With instructions between documents and question, which all questions have in common."""
+    asked = example(documents)
+    assert asked.prompt is not None
+    return replace(asked, prompt=replace(asked.prompt, rules="Answer from the documents above, in one word. " * 3))
+
+
 def test_heavy_hitters_of_one_set_are_found_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """H2O takes the queries of all tokens, but what the documents look at is the same for all of their questions."""
     names = ["h2o:96", "h2o:120,gqa_reduction=sum", "h2o:120,gqa_reduction=max", "streaming:96", "h2o:150"]
@@ -171,7 +180,7 @@ def test_heavy_hitters_of_one_set_are_found_once(engine: Engine, monkeypatch: py
         answerer = EngineAnswerer(Engine(engine.loaded, store=KVStore(10**8, block_size=16)))
         for question in ("What says the second?", "And what says the third document?"):
             for documents in (4, 3):
-                asked = replace(example(documents), question=question)
+                asked = replace(instructed(documents), question=question)
                 alone = answers(engine, used, asked)
                 for outcome in answerer.answer(asked, used, 6):
                     assert outcome.reply == alone[outcome.policy].reply
@@ -179,8 +188,50 @@ def test_heavy_hitters_of_one_set_are_found_once(engine: Engine, monkeypatch: py
     shared = known[1::2]  # every other one is of `answers`
     assert shared[:6] == [0] * 6  # the maximum over heads does not add up; and first questions are read whole
     for documents, tokens in zip((4, 3), shared[6:], strict=True):
-        spans = encode(engine.tokenizer, example(documents)).spans
-        assert tokens // 16 == max(span.end for span in spans if span.kind == "document") // 16
+        prompt = encode(engine.tokenizer, instructed(documents))
+        assert tokens // 16 == (len(prompt) - (prompt.question_tokens or 0)) // 16
+
+
+def test_papers_policies_protect_neither_instructions_nor_headers(engine: Engine) -> None:
+    """Such as "snapkv:96,protect=nothing"; alone, decoded together, and on a set that was read before."""
+    bare = [
+        "snapkv:96,window_size=16,protect=nothing",
+        "adakv:96,window_size=16,protect=nothing",
+        "random:96,window_size=16,protect=nothing",
+        "h2o:96,window_size=16,protect=nothing",
+    ]
+    names = [
+        name
+        for pair in zip((name.removesuffix(",protect=nothing") for name in bare), bare, strict=True)
+        for name in pair
+    ]
+    prompt = encode(engine.tokenizer, example())
+    read = prefill_many(engine.model, prompt, [variant(name) for name in names])  # type: ignore[misc]
+    spans = prompt.protected
+    for protecting, protects_nothing in zip(read[::2], read[1::2], strict=True):
+        kept = [
+            survival(kept_masks(each.cache, len(prompt)), spans).mean_share for each in (protecting, protects_nothing)
+        ]
+        assert kept[0] > kept[1]
+        assert protecting.unprotected_tokens > 0  # there is not even room for all of them
+        assert protects_nothing.unprotected_tokens == 0
+    alone = answers(engine, names)
+    answerer = EngineAnswerer(Engine(engine.loaded, store=KVStore(10**8, block_size=16)), together=True)
+    for _ in range(2):
+        for outcome in answerer.answer(example(), names, 6):
+            assert outcome.documents_kept == pytest.approx(alone[outcome.policy].documents_kept)
+            assert outcome.unprotected_tokens == alone[outcome.policy].unprotected_tokens
+
+
+def test_only_whole_prompts_tell_how_long_reading_takes(engine: Engine) -> None:
+    answerer = EngineAnswerer(Engine(engine.loaded, store=KVStore(10**8, block_size=16)))
+    first, second = (
+        list(answerer.answer(replace(example(), question=question), ["full", "truncate:150"], 2))
+        for question in ("What says the second?", "And what says the third document?")
+    )
+    assert first[0].ttft_s is not None
+    assert [outcome.ttft_s for outcome in second] == [None, None]  # their documents had been read
+    assert all(outcome.ttft_s is not None for outcome in answers(engine, ["full", "truncate:150"]).values())
 
 
 def test_kept_counts_are_the_budgets(engine: Engine) -> None:
@@ -257,6 +308,15 @@ def test_a_truncated_outcome_tells_what_was_left_out(engine: Engine) -> None:
     assert (cut.gold_survival, cut.answer_survival) == (0, 0)
     assert cut.prompt_tokens == cut.budget == cut.kept_tokens <= one
     assert cut.kv_bytes_kept < found["full"].kv_bytes_kept
+
+
+def test_a_probe_reads_a_piece_of_the_prompt(engine: Engine) -> None:
+    answerer = EngineAnswerer(engine)
+    for documents, read in ((20, 512), (4, None)):
+        length = len(encode(engine.tokenizer, example(documents)))
+        probe = answerer.probe(example(documents))
+        assert (probe.prompt_tokens, probe.read_tokens) == (length, read or length)
+        assert 0 < probe.seconds < 5
 
 
 def test_a_prompt_that_does_not_fit_is_refused(engine: Engine) -> None:

@@ -30,11 +30,25 @@ def test_candidates_are_the_first_line_or_a_list() -> None:
     assert candidates("Srrm4 [3]\nbecause it is") == ["Srrm4"]
     assert candidates("1. Srrm4 [3]\n2) Nova1\n- a\n* b\n• c\n- d") == ["Srrm4", "Nova1", "a", "b", "c"]
     assert candidates("") == [""]
+    for line in ("\nDocuments:\n- [3]", "\nDocuments: [3] Nova1\n1. [4] Srrm4"):
+        assert candidates(f"Losartan{line}") == ["Losartan"]  # the list of its documents is none of candidates
+    assert candidates("Documents: [3]") == [""]
 
 
 def test_items_of_a_list() -> None:
     assert items("Srrm4, Nova1 and PTBP1 [4][9].") == ["Srrm4", "Nova1", "PTBP1"]
     assert items("- Srrm4\n- Nova1; the land") == ["Srrm4", "Nova1", "the land"]  # no cut inside "land"
+
+
+def test_names_with_commas_are_items() -> None:
+    gold = [["glioblastoma, IDH wildtype", "GBM"], ["cats and dogs"], ["Nova1"]]
+    names = [name for group in gold for name in group]
+    said = "Nova1, Glioblastoma, IDH-wildtype, actin, cats and dogs and mice [4]."
+    assert items(said, names) == ["Nova1", "Glioblastoma", "IDH-wildtype", "actin", "cats and dogs", "mice"]
+    assert items(said.replace("IDH-", "IDH "), names)[1] == "Glioblastoma, IDH wildtype"
+    assert items("- glioblastoma, IDH wildtype\n- Nova1", names) == ["glioblastoma, IDH wildtype", "Nova1"]
+    assert question_figures("list", gold[:1], "glioblastoma, IDH wildtype [2]")["list_f1"] == 1
+    assert question_figures("list", gold, "mice and men")["list_f1"] == 0
 
 
 def test_list_items_count_once_under_any_name() -> None:

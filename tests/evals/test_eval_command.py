@@ -1,6 +1,7 @@
 """`ragkv-eval TASK` from the command line to the run folder, on a tiny model."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,20 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from ragkv.chat import encode_chat
 from ragkv.errors import ConfigError, DocumentError, MissingExtra, PromptTooLong
+from ragkv.prompt import CitePrompt
+from ragkv_evals import task_command
 from ragkv_evals.cli import app
 from ragkv_evals.config import prompt_hash
 from ragkv_evals.extras import need
+from ragkv_evals.prompts import PromptCounter, encode
+from ragkv_evals.records import read
+from ragkv_evals.results_folder import claim
 from ragkv_evals.tasks import TASKS
+from ragkv_evals.tasks.base import Layout
 from ragkv_evals.variants import split_names
+from tiny import tiny_tokenizer
 
 
 def ragkv_eval(*arguments: object) -> Result:
@@ -34,6 +43,7 @@ def test_a_run_of_hotpotqa(tmp_path: Path, model: str) -> None:
     assert result["cells"][0]["agreement"] == 1
     assert 4000 < result["cells"][0]["prompt_tokens"] <= 5000
     assert "1 more examples will take about" in done.stderr
+    assert "were all of their tokens as fast as the first 512;" in " ".join(done.stderr.split())
     before = (tmp_path / "predictions.jsonl").read_text()
     again = ragkv_eval(*command)
     assert (tmp_path / "predictions.jsonl").read_text() == before  # nothing was left to do
@@ -90,12 +100,36 @@ def test_a_needle_grid(tmp_path: Path, model: str) -> None:
     assert [cell["examples"] for cell in json.loads(done.stdout)["cells"]] == [2, 2]
 
 
+def test_what_a_run_has_read_is_kept_for_the_next(tmp_path: Path, model: str) -> None:
+    """A case of the needle has one haystack at all depths and lengths; no reply changes."""
+    (tmp_path / "book.txt").write_text("\n\n".join(f"Paragraph {n} of the book." for n in range(200)))
+    command = ["needle", "--data", tmp_path / "book.txt", "--model", model, "--max-tokens", 2, "--limit", 1]
+    command += ["--context-tokens", "800,1200", "--depths", "0,50,100", "--policies", "full,snapkv:96"]
+    runs = {}
+    for name in ("alone", "first", "next"):
+        options = [] if name == "alone" else ["--kv-dir", tmp_path / "kv"]
+        done = ragkv_eval(*command, "--dtype", "float32", *options, "--out", tmp_path / name)
+        assert done.exit_code == 0, done.stderr
+        runs[name] = read(tmp_path / name / "predictions.jsonl")
+    said = {name: [(r.key, r.outcome.policy, r.outcome.reply) for r in records] for name, records in runs.items()}
+    assert said["first"] == said["next"] == said["alone"]
+    for one, other in ((runs["alone"], runs["first"]), (runs["alone"], runs["next"])):
+        kept = [r.outcome.documents_kept for r in one]
+        assert [r.outcome.documents_kept for r in other] == [pytest.approx(each) for each in kept]
+    timed = {name: [r.outcome.ttft_s is not None for r in records[::2]] for name, records in runs.items()}
+    assert timed["alone"] == [True] * 6
+    assert timed["first"] == [True, True, False, False, False, False]  # all the others begin as one before
+    assert timed["next"] == [False] * 6
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
         (["hotpotqa", "--policies", "snapvk:96"], ConfigError, "did you mean 'snapkv'"),
         (["hotpotqa", "--policies", "full,full"], ConfigError, "stands there twice"),
         (["hotpotqa", "--policies", " ,"], ConfigError, "name at least one"),
+        (["hotpotqa", "--policies", "streaming:96,protect=nothing"], ConfigError, "protects nothing in any case"),
+        (["hotpotqa", "--policies", "snapkv:96,protect=all"], ConfigError, "snapkv has no option 'protect'"),
         (["hotpotqa", "--context-tokens", "4096,many"], ConfigError, "--context-tokens '4096,many': give numbers"),
         (["hotpotqa", "--depths", "0,101"], ConfigError, "must be between 0 and 100 percent"),
         (["hotpotqa", "--shard", "3/2"], ConfigError, "--shard '3/2': give i/n with i from 1 to n"),
@@ -121,6 +155,45 @@ def test_lengths_that_the_model_cannot_read_are_refused_at_once(tmp_path: Path, 
         PromptTooLong, match="--context-tokens 8192 and --max-tokens 64 do not fit into the 8192 tokens"
     ):
         ragkv_eval("hotpotqa", "--model", model, "--context-tokens", "4096,8192", "--out", tmp_path / "out")
+    # The folder is free for lengths that it can read, as it is after an example that cannot be built.
+    with pytest.raises(DocumentError, match="--context-tokens 600"):
+        ragkv_eval("hotpotqa", "--model", model, "--context-tokens", "4096,600", "--out", tmp_path / "out")
+    done = ragkv_eval(
+        *("hotpotqa", "--model", model, "--context-tokens", "3500", "--limit", 1, "--max-tokens", 2),
+        *("--policies", "full", "--out", tmp_path / "out"),
+    )
+    assert done.exit_code == 0, done.stderr
+
+
+def test_a_folder_with_another_run_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"task": "needle"}))
+    with pytest.raises(ConfigError, match="holds a run with task='needle'"):
+        ragkv_eval("hotpotqa", "--model", "no such model", "--out", tmp_path)
+    lock = claim(tmp_path / "busy", {})
+    with pytest.raises(ConfigError, match="busy is in use by another run"):
+        ragkv_eval("hotpotqa", "--model", "no such model", "--out", tmp_path / "busy")
+    lock.release()
+
+
+def test_what_a_cluster_cannot_build_leaves_the_folder_free(
+    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Refusing(nullcontext[None]):
+        """Workers of which the first cannot build an example."""
+
+        def __init__(self, load: object, workers: int | None) -> None:
+            super().__init__()
+
+        def __enter__(self) -> Any:
+            return self
+
+        def check(self) -> None:
+            raise DocumentError("question 7 does not fit")
+
+    monkeypatch.setattr(task_command, "RayWorkers", Refusing)
+    with pytest.raises(DocumentError, match="question 7 does not fit"):
+        ragkv_eval("hotpotqa", "--model", model, "--ray", "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_policy_names_are_brought_into_one_form() -> None:
@@ -128,6 +201,10 @@ def test_policy_names_are_brought_into_one_form() -> None:
         "full",
         "snapkv:4096,pooling=max",
         "truncate:512",
+    )
+    assert split_names("h2o:96,protect=nothing,gqa_reduction=max,h2o:96") == (
+        "h2o:96,gqa_reduction=max,protect=nothing",
+        "h2o:96",
     )
 
 
@@ -144,3 +221,19 @@ def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_tasks_with_prompts_of_their_own_are_told_apart() -> None:
     assert prompt_hash(TASKS["citation"].prompt) != prompt_hash(TASKS["hotpotqa"].prompt)
+
+
+def test_what_is_said_behind_a_question_is_part_of_the_prompt() -> None:
+    prompt, hints = TASKS["bioasq"].prompt, TASKS["bioasq"].hints
+    assert hints["yesno"] == "Answer yes or no."
+    assert len({prompt_hash(prompt), prompt_hash(prompt, hints), prompt_hash(prompt, {**hints, "yesno": "Yes?"})}) == 3
+    assert prompt_hash(prompt, {}) == prompt_hash(prompt)
+
+
+def test_prompts_are_those_of_the_product() -> None:
+    """The same texts, and the same token ids as `ragkv.answer.ask` reads."""
+    for name in ("hotpotqa", "musique", "bioasq"):
+        assert TASKS[name].prompt == CitePrompt()
+    example = TASKS["hotpotqa"].open(None).build(3, Layout(None, None, 0, PromptCounter(tiny_tokenizer())))
+    product = encode_chat(tiny_tokenizer(), CitePrompt().messages(example.question, example.documents))
+    assert encode(tiny_tokenizer(), example) == product

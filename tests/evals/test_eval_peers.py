@@ -137,6 +137,15 @@ def test_a_llama_server_is_asked_over_http(llama_server: Path) -> None:
         server.generate([5], 1)
 
 
+@pytest.mark.parametrize("missing", ["tokens", "timings", "prompt_ms"])
+def test_a_llama_server_of_another_version_is_named(llama_server: Path, missing: str) -> None:
+    llama_server.write_text(llama_server.read_text().replace(f'"{missing}"', '"other"'))
+    server = LlamaServer(str(llama_server), Path("model.gguf"), 1000, 2)
+    with pytest.raises(PeerError, match=f"the reply of llama-server has no '{missing}': install a newer llama.cpp"):
+        server.generate([5], 1)
+    server.close()
+
+
 def test_a_llama_server_that_does_not_start_is_named(llama_server: Path) -> None:
     with pytest.raises(PeerError, match=r"llama-server did not start \(exit code 7\)"):
         LlamaServer(str(llama_server), Path("bad.gguf"), 1000, 2)

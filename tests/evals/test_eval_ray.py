@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -19,7 +20,9 @@ from ragkv_evals.answering import Answering, Done
 from ragkv_evals.cli import app
 from ragkv_evals.config import RunConfig
 from ragkv_evals.plan import plan
-from ragkv_evals.ray_run import over_ray
+from ragkv_evals.probe import Probe
+from ragkv_evals.ray_placement import Placement, placements
+from ragkv_evals.ray_run import RayWorkers
 from ragkv_evals.records import Outcome, Record, read
 from ragkv_evals.run import missing
 from ragkv_evals.tasks import TASKS
@@ -83,6 +86,9 @@ class Pid:
         for name in names:
             yield Outcome(name, str(os.getpid()), "stop", 1, 1, 1, 1, None, None, (), (), 0, 1.0, 1.0, 1, 1, None)
 
+    def probe(self, example: Example) -> Probe:
+        raise NotImplementedError
+
 
 def load(config: RunConfig = CONFIG) -> Answering:
     return Answering(TASKS["hotpotqa"], Cases(), Pid(), config)
@@ -90,7 +96,8 @@ def load(config: RunConfig = CONFIG) -> Answering:
 
 def test_two_workers_share_the_work() -> None:
     work = missing(plan(Cases.ids, CONFIG), CONFIG.policies, [])
-    events = list(over_ray(load, 2, work))
+    with RayWorkers(load, 2) as workers:
+        events = list(workers.spread(work))
     records = [event for event in events if isinstance(event, Record)]
     done = [event for event in events if isinstance(event, Done)]
     assert sorted((r.example, r.outcome.policy) for r in records) == [
@@ -105,15 +112,22 @@ def test_two_workers_share_the_work() -> None:
 
 def test_an_error_on_purpose_comes_back_as_it_is() -> None:
     work = [(replace(job, index=99), names, None) for job, names, _ in missing(plan(["a"], CONFIG), ("full",), [])]
-    with pytest.raises(DocumentError, match=r"^case 99 cannot be built$"):
-        list(over_ray(load, 1, work))
+    with RayWorkers(load, 1) as workers, pytest.raises(DocumentError, match=r"^case 99 cannot be built$"):
+        list(workers.spread(work))
+
+
+def test_examples_are_built_before_the_first_is_answered() -> None:
+    with RayWorkers(load, 1) as workers:
+        assert workers.check() == load().check()
+        assert list(workers.check()) == [job.key for job in plan(Cases.ids, CONFIG)]
 
 
 def test_nothing_to_do_starts_nothing() -> None:
     def fail() -> Answering:
         raise AssertionError("a worker was started")
 
-    assert list(over_ray(fail, 2, [])) == []
+    with RayWorkers(fail, 2) as workers:
+        assert list(workers.spread([])) == []
 
 
 def test_a_cluster_of_its_own_is_started_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,9 +136,38 @@ def test_a_cluster_of_its_own_is_started_and_ended(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(ray, "init", lambda **options: calls.append("init"))
     monkeypatch.setattr(ray, "shutdown", lambda: calls.append("shutdown"))
     work = missing(plan(Cases.ids, CONFIG), CONFIG.policies, [])
-    with pytest.raises(ConfigError, match="--ray-workers 1000: the cluster has 2 CPUs"):
-        list(over_ray(load, 1000, work))
+    with pytest.raises(ConfigError, match="--ray-workers 1000: the cluster has 2 CPUs"), RayWorkers(load, 1000) as few:
+        list(few.spread(work))
     assert calls == ["init", "shutdown"]
+
+
+def nodes(*found: tuple[int, int]) -> list[dict[str, Any]]:
+    resources = [{"CPU": float(cpus), "GPU": float(gpus)} if gpus else {"CPU": float(cpus)} for cpus, gpus in found]
+    return [{"NodeID": str(n), "Alive": True, "Resources": each} for n, each in enumerate(resources)]
+
+
+@pytest.mark.parametrize(
+    ("machines", "workers", "shares"),
+    [
+        (((4, 0), (16, 0)), None, [("1", 16, 0), ("0", 4, 0)]),
+        (((4, 0), (16, 0)), 2, [("1", 8, 0)] * 2),  # each more than the four of the other machine
+        (((4, 0), (16, 0)), 5, [("1", 4, 0)] * 4 + [("0", 4, 0)]),
+        (((8, 2),), 3, [("0", 2, 0.5)] * 3),  # 2/3 of a GPU each would leave one worker without
+        (((8, 1), (8, 2)), None, [("0", 8, 1), ("1", 4, 1), ("1", 4, 1)]),
+        (((8, 4),), 2, [("0", 4, 2)] * 2),
+        (((0, 0), (2, 0)), None, [("1", 2, 0)]),  # the head of a cluster may have no CPUs
+    ],
+)
+def test_every_worker_fits_into_its_machine(
+    machines: Sequence[tuple[int, int]], workers: int | None, shares: list[tuple[str, int, float]]
+) -> None:
+    found = placements(nodes(*machines), workers)
+    assert found == [Placement(*share) for share in shares]
+
+
+def test_machines_that_are_gone_get_no_worker() -> None:
+    lost, left = nodes((8, 0), (2, 0))
+    assert placements([{**lost, "Alive": False}, left], None) == [Placement("1", 2, 0)]
 
 
 def test_the_command_gives_what_it_gives_without_ray(tmp_path: Path, model: str) -> None:

@@ -13,6 +13,7 @@ from ragkv.prompt import CitePrompt
 from ragkv_evals.answering import Answering
 from ragkv_evals.config import RunConfig
 from ragkv_evals.plan import Job, Pace, kinds, plan
+from ragkv_evals.probe import Probe
 from ragkv_evals.records import Outcome, Record, RecordFile, read
 from ragkv_evals.run import RunFolder, missing, run
 from ragkv_evals.summary import summarize
@@ -88,6 +89,9 @@ class Scripted:
             reply = ("other" if wrong else f"number {number}") + (" [1]" if name == "full" else "")
             yield outcome(name, reply)
 
+    def probe(self, example: Example) -> Probe:
+        return Probe(prompt_tokens=50, read_tokens=10, seconds=2.0)
+
 
 def outcome(policy: str, reply: str) -> Outcome:
     kept = 100.0 if policy == "full" else 16.0
@@ -103,7 +107,7 @@ def outcome(policy: str, reply: str) -> Outcome:
         answer_survival=None,
         documents_kept=(kept / 100, 0.5),
         gold_kept=(((9, "It is "), (2, "0.")),),
-        unprotected_tokens=0,
+        unprotected_tokens=0 if policy == "full" else 7,
         ttft_s=1.0,
         decode_tokens_per_s=10.0,
         kv_bytes_full=800,
@@ -125,7 +129,7 @@ TOY = Task(
 def start(folder: Path, answerer: Scripted, config: RunConfig = CONFIG, count: int = 3) -> list[Record]:
     cases = ToyCases(count)
     answering = Answering(TOY, cases, answerer, config)
-    return run(cases.ids, RunFolder(folder, config, {"python": "3"}), answering.in_turn)
+    return run(cases.ids, RunFolder(folder, config, {"python": "3"}), answering.spread)
 
 
 def without_times(path: Path) -> list[str]:
@@ -272,8 +276,25 @@ def test_watchers_hear_of_the_progress(tmp_path: Path) -> None:
     heard: list[tuple[int, int, bool]] = []
     cases, answering = ToyCases(2), Answering(TOY, ToyCases(2), Scripted(), CONFIG)
     folder = RunFolder(tmp_path, CONFIG, {})
-    run(cases.ids, folder, answering.in_turn, lambda done, total, left: heard.append((done, total, left is not None)))
+    run(cases.ids, folder, answering.spread, lambda done, total, left: heard.append((done, total, left is not None)))
     assert heard == [(0, 4, False), (1, 4, False), (2, 4, True), (3, 4, True), (4, 4, True)]
+
+
+def test_a_first_guess_comes_before_the_first_example(tmp_path: Path) -> None:
+    """From a probe; prompts whose documents were read before cost next to nothing."""
+    heard: list[object] = []
+    cases, answering = ToyCases(2), Answering(TOY, ToyCases(2), Scripted(), CONFIG)
+    documents = {job.key: job.context_tokens for job in plan(cases.ids, CONFIG)}
+    run(
+        *(cases.ids, RunFolder(tmp_path, CONFIG, {}), answering.spread),
+        lambda done, total, left: heard.append(done),
+        documents,
+        lambda probe, seconds: heard.append(seconds),
+    )
+    assert heard == [0, 0.2 * (100 + 200), 1, 2, 3, 4]
+    probe = Scripted().probe(cases.build(0, Layout(None, None, 0, NoCounter())))
+    assert probe.estimate([(None, True), (100, True), (100, False)]) == 0.2 * (50 + 100)
+    assert list(answering.spread([])) == []
 
 
 def test_estimates_of_shared_sets_wait_for_what_goes_on_with_one(tmp_path: Path) -> None:
@@ -281,7 +302,7 @@ def test_estimates_of_shared_sets_wait_for_what_goes_on_with_one(tmp_path: Path)
     cases, answering = ToyCases(2), Answering(TOY, ToyCases(2), Scripted(), CONFIG)
     documents = {job.key: job.context_tokens for job in plan(cases.ids, CONFIG)}
     watch = lambda done, total, left: heard.append((done, left is not None))  # noqa: E731
-    run(cases.ids, RunFolder(tmp_path, CONFIG, {}), answering.in_turn, watch, documents)
+    run(cases.ids, RunFolder(tmp_path, CONFIG, {}), answering.spread, watch, documents)
     assert heard == [(0, False), (1, False), (2, False), (3, False), (4, True)]
 
 
@@ -294,19 +315,80 @@ def test_missing_gives_the_full_reply_where_it_is_known(tmp_path: Path) -> None:
 
 
 def test_the_summary_pairs_policies_with_full(tmp_path: Path) -> None:
-    cells = summarize(start(tmp_path, Scripted(), count=4), TOY)
+    cells = summarize(start(tmp_path, Scripted(), count=6), TOY)
     assert [(cell["context_tokens"], cell["policy"]) for cell in cells[:2]] == [
         (100, "full"),
         (100, "snapkv:16,window_size=8"),
     ]
     full, snapkv = cells[:2]
-    assert full["figures"]["f1"] == {"value": 1, "low": 1, "high": 1}
+    assert full["figures"]["f1"] == {"value": 1, "low": 1, "high": 1, "clusters": 6}
     assert full["versus_full"] == {}
-    assert snapkv["examples"] == 4
+    assert snapkv["examples"] == 6
     assert snapkv["figures"]["f1"]["value"] == 0.5
     versus = snapkv["versus_full"]["f1"]
-    assert (versus["examples"], versus["difference"]["value"], versus["relative"]["value"]) == (4, -0.5, -0.5)
+    assert (versus["examples"], versus["difference"]["value"], versus["relative"]["value"]) == (6, -0.5, -0.5)
     assert -1 <= versus["difference"]["low"] < -0.5 < versus["difference"]["high"] <= 0
     assert snapkv["gold_survival"] == 0.16
     assert snapkv["answer_survival"] is None
-    assert snapkv["finish_reasons"] == {"stop": 4}
+    assert snapkv["finish_reasons"] == {"stop": 6}
+    assert snapkv["unprotected_tokens"] == 7
+
+
+def test_what_depends_on_each_other_is_one_cluster(tmp_path: Path) -> None:
+    """A case at several depths, and the questions about one document set."""
+    records = start(tmp_path, Scripted(), count=6)
+    depths = [replace(r, depth=float(depth)) for r in records for depth in range(3)]
+    assert [cell["figures"]["f1"]["clusters"] for cell in summarize(depths, TOY)] == [6] * 4
+    sharing = [replace(r, document_set=f"set {int(r.example[-1]) // 2}") for r in records]
+    for cell in summarize(sharing, TOY):
+        f1 = cell["figures"]["f1"]
+        assert (f1["clusters"], f1["low"], f1["high"]) == (3, None, None)  # too few for bounds
+        assert cell["policy"] == "full" or cell["versus_full"]["f1"]["difference"]["clusters"] == 3
+
+
+def test_times_of_prompts_that_were_partly_read_before_do_not_count(tmp_path: Path) -> None:
+    records = start(tmp_path, Scripted(), count=3)
+    again = [r if r.example == "case 1" else replace(r, outcome=replace(r.outcome, ttft_s=None)) for r in records]
+    assert [cell["ttft_s"] for cell in summarize(again, TOY)] == [1.0] * 4
+    none = [replace(r, outcome=replace(r.outcome, ttft_s=None)) for r in records]
+    assert [cell["ttft_s"] for cell in summarize(none, TOY)] == [None] * 4
+
+
+def test_records_name_the_document_set_that_questions_share(tmp_path: Path) -> None:
+    config = replace(CONFIG, shared_sets=True, context_tokens=(100,))
+    sets = {record.example: record.document_set for record in start(tmp_path / "shared", Scripted(), config)}
+    assert len({*sets.values(), None}) == 4  # these cases have three, and every process names them alike
+    answering = Answering(TOY, ToyCases(3), Scripted(), config)
+    assert list(answering.check().values()) == [sets[job.case] for job in plan(ToyCases(3).ids, config)]
+    assert sets["case 1"] == "10d54eac43419045"
+    assert {record.document_set for record in start(tmp_path / "own", Scripted())} == {None}
+
+
+def test_earlier_runs_over_shared_sets_can_be_read(tmp_path: Path) -> None:
+    """Which of their questions shared a set was not noted, nor whether a prompt's beginning had been read before."""
+    config = replace(CONFIG, shared_sets=True)
+    start(tmp_path, Scripted(), config, count=6)
+    file = tmp_path / "predictions.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    file.write_text("".join(json.dumps({k: v for k, v in row.items() if k != "document_set"}) + "\n" for row in rows))
+    again = Scripted()
+    records = start(tmp_path, again, config, count=6)
+    assert again.asked == []
+    assert {(record.cluster, record.outcome.ttft_s) for record in records} == {("unknown", None)}
+    assert {record.cluster for record in read(file)} == {f"case {n}" for n in range(6)}
+
+
+def test_a_run_grows_with_its_limit(tmp_path: Path) -> None:
+    """What a larger limit draws begins with what the smaller one drew."""
+    first, second = Scripted(), Scripted()
+    start(tmp_path, first, replace(CONFIG, limit=2), count=5)
+    records = start(tmp_path, second, replace(CONFIG, limit=4), count=5)
+    assert not {case for case, _ in first.asked} & {case for case, _ in second.asked}
+    assert len(records) == 4 * 2 * 2
+    assert json.loads((tmp_path / "config.json").read_text())["limit"] == 4
+    for smaller in (3, 2):
+        with pytest.raises(ConfigError, match=f"limit=4, and this one has {smaller}"):
+            start(tmp_path, Scripted(), replace(CONFIG, limit=smaller), count=5)
+    assert len(start(tmp_path, Scripted(), replace(CONFIG, limit=None), count=5)) == 5 * 2 * 2
+    with pytest.raises(ConfigError, match="limit=None, and this one has 4"):
+        start(tmp_path, Scripted(), replace(CONFIG, limit=4), count=5)

@@ -2,7 +2,16 @@
 
 import pytest
 
-from ragkv_evals.statistics import Interval, difference, mean, relative_difference
+from ragkv_evals.statistics import (
+    Estimate,
+    Interval,
+    clustered_difference,
+    clustered_mean,
+    clustered_relative_difference,
+    difference,
+    mean,
+    relative_difference,
+)
 
 NOISE = [0.1, 0.9, 0.4, 0.6, 0.2, 0.8, 0.3, 0.7, 0.0, 1.0]
 
@@ -42,6 +51,43 @@ def test_a_relative_difference_survives_resamples_without_a_baseline() -> None:
     assert interval is not None
     assert interval.value == pytest.approx(0.5)
     assert interval.low <= interval.value <= interval.high
+
+
+def test_clusters_are_drawn_whole() -> None:
+    """Four values that are the same in each of ten clusters say no more than ten values."""
+    values, clusters = [value for value in NOISE for _ in range(4)], [n for n in range(10) for _ in range(4)]
+    single = mean(NOISE)
+    found = clustered_mean(values, clusters)
+    assert (found.value, found.low, found.high) == pytest.approx((single.value, single.low, single.high))
+    assert found.clusters == 10
+    alone = clustered_mean(NOISE, range(10))
+    assert (alone.value, alone.low, alone.high) == pytest.approx((single.value, single.low, single.high))
+    independent = mean(values)
+    assert independent.high - independent.low < 0.6 * (single.high - single.low)
+    shifted = [value / 2 for value in values]
+    relative, difference_ = (
+        clustered_relative_difference(shifted, values, clusters),
+        clustered_difference(shifted, values, clusters),
+    )
+    assert relative is not None
+    assert (relative.value, relative.low, relative.high) == pytest.approx((-0.5, -0.5, -0.5))
+    halves = difference([value / 2 for value in NOISE], NOISE)
+    assert (difference_.value, difference_.low, difference_.high) == pytest.approx(
+        (halves.value, halves.low, halves.high)
+    )
+    assert clustered_relative_difference([0.1], [0.0], ["a"]) is None
+
+
+def test_larger_clusters_weigh_more() -> None:
+    found = clustered_mean([1.0] * 6 + [0.0] * 4, ["a"] * 6 + ["b", "c", "d", "e"])
+    assert (found.value, found.clusters) == (0.6, 5)
+    assert found.low == 0  # nothing of "a" drawn
+
+
+def test_few_clusters_have_no_interval() -> None:
+    assert clustered_mean(NOISE, [n // 3 for n in range(10)]) == Estimate(pytest.approx(0.5), None, None, 4)
+    assert clustered_mean([0.7], ["a"]) == Estimate(0.7, None, None, 1)
+    assert clustered_mean(NOISE, [n // 2 for n in range(10)]).low is not None
 
 
 def test_lengths_must_agree() -> None:

@@ -119,6 +119,59 @@ def test_evidence_in_other_words_is_not_shared(tmp_path: Path) -> None:
         assert example.documents[gold - 1].text.endswith(f"say {index} 1.")
 
 
+def test_documents_of_one_title_are_all_there(tmp_path: Path) -> None:
+    """As in MuSiQue: evidence shares its title with evidence and with what misleads, in one question."""
+    rows = hotpot_rows(9)
+    paragraphs = [
+        {
+            "title": f"title {n // 2}",
+            "text": f"Eight words that stand here for number {n}.",
+            "is_supporting": n in (0, 2, 3),
+        }
+        for n in range(4)
+    ]
+    asked = {"question": "Who is it?", "answer": "G", "answer_aliases": []}
+    musique = [{"id": f"2hop__{q}", **asked, "paragraphs": paragraphs} for q in range(2)]
+    padding = [
+        {
+            "id": row["id"],
+            **asked,
+            "paragraphs": [{"title": p["title"], "text": p["title"], "is_supporting": True} for p in row["paragraphs"]],
+        }
+        for row in rows
+    ]
+    cases = TASKS["musique"].open(write(tmp_path / "m.jsonl", [*musique, *padding]))
+    for tokens in (60, 200):  # the first of a set, and one that joins it
+        for index in range(2):
+            example = cases.build(index, shared(tokens))
+            texts = [document.text for document in example.documents]
+            assert {texts[number - 1][-2] for number in example.gold} == {"0", "2", "3"}
+            assert (
+                sum(text.startswith("Eight") for text in texts)
+                == len(set(texts) & {p["text"] for p in paragraphs})
+                == 4
+            )
+            assert WORDS.prompt(example) <= tokens
+
+
+def test_evidence_is_never_lost_to_another_questions_text(tmp_path: Path) -> None:
+    """A question whose evidence shares its title with its own distractor, which an earlier question brought."""
+    texts = ("The first text of them.", "Another text of that title.")
+    asked = {"question": "Who is it?", "answer": "G", "answer_aliases": []}
+    rows = [
+        {"id": "a", **asked, "paragraphs": [{"title": "T", "text": texts[1], "is_supporting": True}]},
+        {
+            "id": "b",
+            **asked,
+            "paragraphs": [{"title": "T", "text": text, "is_supporting": text == texts[0]} for text in texts],
+        },
+    ]
+    cases = TASKS["musique"].open(write(tmp_path / "m.jsonl", rows))
+    for index, text in ((0, texts[1]), (1, texts[0])):
+        example = cases.build(index, shared(200))
+        assert [example.documents[number - 1].text for number in example.gold] == [text]
+
+
 def test_hotpotqa_without_a_length_is_the_question_with_its_own_paragraphs(tmp_path: Path) -> None:
     cases = TASKS["hotpotqa"].open(write(tmp_path / "dev.jsonl", hotpot_rows(3)))
     assert cases.ids == ["q0", "q1", "q2"]
@@ -271,6 +324,23 @@ def test_bioasq_leaves_out_documents_without_text_and_says_how_to_answer(tmp_pat
     assert example.question == "Is 1? Answer yes or no."
 
 
+def test_passages_of_one_abstract_are_counted_each_by_itself(tmp_path: Path) -> None:
+    """What was built before makes no difference, and no prompt is longer than it may be."""
+    rows = bioasq_rows(80)[1::2]  # the short ones
+    for q, row in enumerate(rows):  # one abstract: its passage for every other question is ten times as long
+        text = " ".join(["Words of it."] * (40 if q % 2 else 4))
+        row["documents"][0] |= {"pmid": "same", "text": text}
+        row["snippets"] = []
+    path = write(tmp_path / "b.jsonl", rows)
+    for first in (0, 1):
+        cases = TASKS["bioasq"].open(path)
+        cases.build(first, layout(200))
+        for index in range(6):
+            example = cases.build(index, layout(200))
+            assert WORDS.prompt(example) <= 200
+            assert example == TASKS["bioasq"].open(path).build(index, layout(200))
+
+
 def test_bioasq_holds_at_most_200_documents(tmp_path: Path) -> None:
     example = TASKS["bioasq"].open(write(tmp_path / "b.jsonl", bioasq_rows(240))).build(1, layout(100_000))
     assert len(example.documents) == 200
@@ -332,6 +402,18 @@ def test_ruler(tmp_path: Path) -> None:
     assert whole == text
     assert example.gold == (3,)
     assert (task.score(example, " V2."), task.score(example, "v1")) == ({"accuracy": 1}, {"accuracy": 0})
+
+
+def test_ruler_gives_credit_for_a_part_of_the_values(tmp_path: Path) -> None:
+    """As its `string_match_all`: the share of the values that are in the reply."""
+    text = (
+        "One of the special magic numbers for k1 is: 111.\nOne of the special magic numbers for k1 is: 222.\n"
+        "One of the special magic numbers for k1 is: 333.\nWhat are all the special magic numbers for k1 mentioned?"
+    )
+    row, task = {"index": 1, "input": text, "outputs": ["111", "222", "333"]}, TASKS["ruler"]
+    example = task.open(write(tmp_path / "r.jsonl", [row])).build(0, layout())
+    assert task.score(example, "They are 333 and 111.") == {"accuracy": pytest.approx(2 / 3)}
+    assert (task.score(example, "111, 222, 333"), task.score(example, "12")) == ({"accuracy": 1}, {"accuracy": 0})
 
 
 def test_a_needle_stands_at_its_depth(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from ragkv.engine import Engine
 from ragkv_evals.answerers import EngineAnswerer
 from ragkv_evals.peers.generators import Generated, Generator
+from ragkv_evals.probe import Probe
 from ragkv_evals.prompts import encode
 from ragkv_evals.records import Outcome
 from ragkv_evals.tasks.base import Counter, Example
@@ -29,6 +30,9 @@ class PeerAnswerer:
         for name in names:
             if name in self._peers:
                 yield self._outcome(name, self._peers[name].generate(ids, max_tokens), len(ids))
+
+    def probe(self, example: Example) -> Probe:
+        return self._own.probe(example)
 
     def _outcome(self, name: str, done: Generated, length: int) -> Outcome:
         tokens = list(done.tokens)

@@ -25,6 +25,7 @@ from ragkv_evals.peers.answerer import PeerAnswerer
 from ragkv_evals.peers.environment import PEERS, Peer, PeerProcess, install
 from ragkv_evals.peers.generators import Generator, Piped, Transformers
 from ragkv_evals.peers.llama_server import PROGRAM, LlamaServer
+from ragkv_evals.results_folder import check_folder
 from ragkv_evals.run import RunFolder, run
 from ragkv_evals.run_progress import RunProgress
 from ragkv_evals.speed import KERNEL_SIZE, WINDOW_SIZE
@@ -70,17 +71,18 @@ def compare_peers(
         policies=("full", f"snapkv:{budget}", *(name for peer in wanted for name in _names(peer, budget))),
         max_tokens=TASKS[task].max_tokens,
         shard=(1, 1),
-        prompt_hash=prompt_hash(TASKS[task].prompt),
+        prompt_hash=prompt_hash(TASKS[task].prompt, TASKS[task].hints),
     )
+    check_folder(out, config.to_json())
     check_model(model)
     quieten()
     with RunProgress(console) as progress:
         engine = Engine(load(model, device="cpu", dtype=config.dtype))
         with _started(wanted, engine, model, config, budget) as (generators, versions):
-            folder = RunFolder(out, config, {**machine(), "peers": versions})
             answering = Answering(TASKS[task], cases, PeerAnswerer(engine, generators), config)
             answering.check()
-            records = run(cases.ids, folder, answering.in_turn, progress.watch)
+            folder = RunFolder(out, config, {**machine(), "peers": versions})
+            records = run(cases.ids, folder, answering.spread, progress.watch, guess=progress.guess)
     conclude(records, TASKS[task], config, out)
 
 

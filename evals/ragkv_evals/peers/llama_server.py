@@ -57,8 +57,11 @@ class LlamaServer:
 
     def generate(self, ids: Sequence[int], max_tokens: int) -> Generated:
         done = self._post(prompt=list(ids), n_predict=max_tokens, temperature=0, cache_prompt=False, return_tokens=True)
-        timings = done["timings"]
-        return Generated(done["tokens"], timings["prompt_ms"] / 1000, timings["predicted_ms"] / 1000)
+        try:
+            timings = done["timings"]
+            return Generated(done["tokens"], timings["prompt_ms"] / 1000, timings["predicted_ms"] / 1000)
+        except KeyError as error:
+            raise PeerError(f"the reply of {PROGRAM} has no {error}: install a newer llama.cpp") from error
 
     def _post(self, **request: object) -> dict[str, Any]:
         body = json.dumps(request).encode()

@@ -1,5 +1,6 @@
 """The charts of a study, each a PNG with a sentence that says what it shows; those without data are left out."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
@@ -11,11 +12,15 @@ from ragkv_evals.records import Outcome, Record
 from ragkv_evals.report.heatmap import heatmaps
 from ragkv_evals.report.study import Study
 from ragkv_evals.report.style import family, figure, legend, look, png, title
-from ragkv_evals.statistics import Interval, mean
-from ragkv_evals.summary import values
+from ragkv_evals.statistics import FEWEST_CLUSTERS, Estimate
+from ragkv_evals.summary import estimate, values
 from ragkv_evals.variants import FULL
 
 _BINS = 5
+_BANDS = (
+    "Bands are 95% confidence intervals over clusters (document sets, or cases); "
+    f"there are none for fewer than {FEWEST_CLUSTERS}."
+)
 
 
 @dataclass(frozen=True)
@@ -56,8 +61,10 @@ def _budgets(study: Study, length: int | None) -> dict[str, list[tuple[float, st
     return {name: sorted(points) for name, points in found.items()}
 
 
-def _middle(records: Sequence[Record], value: Callable[[Outcome], float]) -> float:
-    return median(value(record.outcome) for record in records)
+def _middle(records: Sequence[Record], value: Callable[[Outcome], float | None]) -> float:
+    """The median of those that have the value; NaN, at which nothing is drawn, if none has."""
+    found = [number for record in records if (number := value(record.outcome)) is not None]
+    return median(found) if found else math.nan
 
 
 def _against_budget(study: Study, length: int | None) -> Chart:
@@ -66,7 +73,7 @@ def _against_budget(study: Study, length: int | None) -> Chart:
     budgets = _budgets(study, length)
     for name, one in zip(names, axes, strict=True):
         for kind, points in budgets.items():
-            intervals = [mean(values(study.where(policy, length), name)) for _, policy in points]
+            intervals = [estimate(study.where(policy, length), name) for _, policy in points]
             if kind == FULL:
                 _level(one, intervals[0])
             else:
@@ -75,22 +82,25 @@ def _against_budget(study: Study, length: int | None) -> Chart:
         _log_ticks(one, [kept for kind, points in budgets.items() if kind != FULL for kept, _ in points])
     legend(made, axes[0])
     tokens = round(_middle([r for r in study.records if r.context_tokens == length], lambda o: o.prompt_tokens))
-    caption = f"Quality against what is kept of prompts of about {tokens:,} tokens. Bands are 95% confidence intervals."
+    caption = f"Quality against what is kept of prompts of about {tokens:,} tokens. {_BANDS}"
     return Chart(f"budget-{length or 'own'}", caption, png(made))
 
 
-def _level(axes: Axes, interval: Interval) -> None:
-    axes.axhspan(interval.low, interval.high, color="#1c1b19", alpha=0.08, linewidth=0)
-    axes.axhline(interval.value, color="#1c1b19", linewidth=1.2, label="full")
+def _level(axes: Axes, estimate: Estimate) -> None:
+    if estimate.low is not None and estimate.high is not None:
+        axes.axhspan(estimate.low, estimate.high, color="#1c1b19", alpha=0.08, linewidth=0)
+    axes.axhline(estimate.value, color="#1c1b19", linewidth=1.2, label="full")
 
 
-def _line(axes: Axes, xs: Sequence[float], ys: Sequence[Interval], kind: str, kinds: Sequence[str]) -> None:
+def _line(axes: Axes, xs: Sequence[float], ys: Sequence[Estimate], kind: str, kinds: Sequence[str]) -> None:
     style = look(kinds, kind)
+    lows = [math.nan if y.low is None else y.low for y in ys]  # nothing is drawn at NaN
+    highs = [math.nan if y.high is None else y.high for y in ys]
     if len(xs) == 1:
-        ends = [[ys[0].value - ys[0].low], [ys[0].high - ys[0].value]]
+        ends = [[ys[0].value - lows[0]], [highs[0] - ys[0].value]]
         axes.errorbar(xs, [ys[0].value], ends, color=style["color"], linewidth=1, capsize=3)
     axes.plot(xs, [y.value for y in ys], label=kind, linewidth=1.6, markersize=4, **style)  # type: ignore[arg-type]
-    axes.fill_between(xs, [y.low for y in ys], [y.high for y in ys], color=style["color"], alpha=0.08, linewidth=0)
+    axes.fill_between(xs, lows, highs, color=style["color"], alpha=0.08, linewidth=0)
 
 
 def _log_ticks(axes: Axes, ticks: Sequence[float]) -> None:
@@ -106,18 +116,18 @@ def _against_length(study: Study) -> Chart:
     for name, one in zip(names, axes, strict=True):
         for policy in study.policies:
             lengths = [length for length in study.lengths if values(study.where(policy, length), name)]
-            intervals = [mean(values(study.where(policy, length), name)) for length in lengths]
+            intervals = [estimate(study.where(policy, length), name) for length in lengths]
             _line(one, [length or 0 for length in lengths], intervals, policy, study.policies)
         one.set(xlabel="tokens of the prompt", ylabel=title(name), ylim=(0, None))
         _log_ticks(one, [length or 0 for length in study.lengths])
     legend(made, axes[0])
-    return Chart("length", "Quality against the length of the prompt. Bands are 95% confidence intervals.", png(made))
+    return Chart("length", f"Quality against the length of the prompt. {_BANDS}", png(made))
 
 
 def _costs(study: Study) -> Chart:
-    costs: dict[str, Callable[[Outcome], float]] = {
-        "KV cache after the prefill, MiB": lambda outcome: (outcome.kv_bytes_kept or float("nan")) / 2**20,
-        "decoding, ms per token": lambda o: 1000 / o.decode_tokens_per_s if o.decode_tokens_per_s else float("nan"),
+    costs: dict[str, Callable[[Outcome], float | None]] = {
+        "KV cache after the prefill, MiB": lambda outcome: outcome.kv_bytes_kept and outcome.kv_bytes_kept / 2**20,
+        "decoding, ms per token": lambda o: 1000 / o.decode_tokens_per_s if o.decode_tokens_per_s else None,
         "time to first token (shared prefill), s": lambda outcome: outcome.ttft_s,
     }
     made, axes = figure(len(costs))
@@ -139,15 +149,13 @@ def _against_position(study: Study) -> Chart:
     for name, one in zip(names, axes, strict=True):
         for policy in study.policies:
             records = [r for r in study.records if r.outcome.policy == policy and _placed(r) and name in r.figures]
-            bins = [[r.figures[name] for r in records if _bin(r) == number] for number in range(_BINS)]
+            bins = [[r for r in records if _bin(r) == number] for number in range(_BINS)]
             filled = [number for number, found in enumerate(bins) if found]
             xs = [100 * (number + 0.5) / _BINS for number in filled]
-            _line(one, xs, [mean(bins[number]) for number in filled], policy, study.policies)
+            _line(one, xs, [estimate(bins[number], name) for number in filled], policy, study.policies)
         one.set(xlabel="mean place of the gold documents, %", ylabel=title(name), ylim=(0, None), xlim=(0, 100))
     legend(made, axes[0])
-    return Chart(
-        "position", "Quality against where the gold documents stand. Bands are 95% confidence intervals.", png(made)
-    )
+    return Chart("position", f"Quality against where the gold documents stand. {_BANDS}", png(made))
 
 
 def _placed(record: Record) -> bool:

@@ -16,6 +16,7 @@ from ragkv_evals.report.charts import Chart
 from ragkv_evals.report.study import Study
 from ragkv_evals.report.style import title
 from ragkv_evals.report.worst import shares, worst
+from ragkv_evals.statistics import FEWEST_CLUSTERS
 from ragkv_evals.summary import summarize
 
 # What the SnapKV paper reports for its cited answers on Command-R, relative to the full cache.
@@ -39,14 +40,18 @@ def render(sections: Sequence[tuple[Study, Sequence[Chart]]]) -> str:
         sections=[_section(study, charts) for study, charts in sections],
         levels=range(LEVELS + 1),
         paper=PAPER,
+        fewest=FEWEST_CLUSTERS,
     )
 
 
 def _section(study: Study, charts: Sequence[Chart]) -> dict[str, Any]:
     losses = [(loss, shares(loss.record)) for loss in worst(study, study.task.headline[0])]
+    cells = summarize(study.records, study.task)
+    names = dict.fromkeys(name for cell in cells for name in (*cell["figures"], *cell["aggregates"]))
     return {
         "study": study,
-        "cells": summarize(study.records, study.task),
+        "cells": cells,
+        "others": [name for name in names if name not in study.task.headline],
         "charts": [(chart, base64.b64encode(chart.image).decode()) for chart in charts],
         "losses": losses,
         "examples": len({record.key for record in study.records}),
@@ -58,10 +63,10 @@ def percent(share: float) -> str:
     return f"{100 * share:+.1f}%"
 
 
-def interval(found: Mapping[str, float] | None, as_percent: bool = False) -> str:
-    """The bounds, such as "0.41 to 0.52"."""
-    if found is None:
-        return ""
+def interval(found: Mapping[str, Any], as_percent: bool = False) -> str:
+    """The bounds, such as "0.41 to 0.52", or why there are none."""
+    if found["low"] is None:
+        return f"{found['clusters']} cluster{'s' if found['clusters'] > 1 else ''}"
     if as_percent:
         return f"{percent(found['low'])} to {percent(found['high'])}"
     return f"{found['low']:.2f} to {found['high']:.2f}"

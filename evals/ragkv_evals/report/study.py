@@ -1,18 +1,21 @@
-"""Runs that can be shown together: the same task, data and model; other lengths, policies, depths and shards."""
+"""Runs that can be shown together: the same in all that decides documents and replies, but not which of them."""
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from ragkv.errors import DocumentError
+from ragkv_evals.config import RunConfig
 from ragkv_evals.records import Record, read
 from ragkv_evals.tasks import TASKS
 from ragkv_evals.tasks.base import Task
 from ragkv_evals.variants import FULL
 
-_SAME = ("task", "data", "data_hash", "model", "dtype", "seed", "max_tokens", "prompt_hash")
+_MAY_DIFFER = ("context_tokens", "depths", "limit", "policies", "shard")
+_SAME = [field.name for field in fields(RunConfig) if field.name not in _MAY_DIFFER]
+_DEFAULTS = {field.name: field.default for field in fields(RunConfig) if field.default is not MISSING}
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,8 @@ def _run(folder: Path) -> tuple[dict[str, Any], dict[str, Any], list[Record]]:
         config, machine = (json.loads((folder / name).read_text()) for name in ("config.json", "environment.json"))
     except (OSError, json.JSONDecodeError) as error:
         raise DocumentError(f"{folder} holds no run ({error}): give the --out folder of one") from error
-    records = read(folder / "predictions.jsonl")
+    config = _DEFAULTS | config  # runs of earlier versions lack what these could not do
+    records = read(folder / "predictions.jsonl", config["shared_sets"])
     if not records:
         raise DocumentError(f"{folder} holds a run without any prediction: let it go on first")
     return config, machine, records

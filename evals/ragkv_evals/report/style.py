@@ -29,6 +29,11 @@ NAMES = {
     "citation_recall": "citation recall",
     "joint_f1": "joint F1",
     "score": "BioASQ score",
+    "mrr": "reciprocal rank",
+    "list_f1": "list F1",
+    "rouge_2": "ROUGE-2",
+    "rouge_su4": "ROUGE-SU4",
+    "yesno_macro_f1": "yes/no macro F1",
 }
 
 

@@ -93,6 +93,7 @@ class Task:
         headline: the figures that reports show first.
         max_tokens: most tokens of a reply.
         prompt: the texts around numbered documents.
+        hints: what is said behind a question, by its kind.
         depths: where the gold documents stand unless a run says otherwise; empty leaves it to the seed.
         has_layout: whether lengths and depths can be chosen, or the file fixes both.
         has_documents: whether the prompt holds numbered documents, which can be left out.
@@ -106,6 +107,7 @@ class Task:
     headline: tuple[str, ...]
     max_tokens: int
     prompt: CitePrompt = CitePrompt()
+    hints: Mapping[str, str] = field(default_factory=dict)
     depths: tuple[float, ...] = ()
     has_layout: bool = True
     has_documents: bool = True

@@ -95,16 +95,13 @@ def aggregate(rows: Sequence[Row]) -> Figures:
     return {"yesno_macro_f1": yesno_macro_f1([row.reply for row in rows], truths)} if rows else {}
 
 
-def _hint(kind: str) -> str:
-    return HINTS.get(kind, "")
-
-
 BIOASQ = Task(
     name="bioasq",
     help="Cited answers to experts' questions over up to 200 abstracts of PubMed.",
-    open=lambda data: DocumentSets(load(data), most=MOST_DOCUMENTS, hint=_hint),
+    open=lambda data: DocumentSets(load(data), most=MOST_DOCUMENTS, hints=HINTS),
     score=score,
     headline=("score", "citation_f1"),
     max_tokens=128,
+    hints=HINTS,
     aggregate=aggregate,
 )

@@ -4,7 +4,7 @@ What is drawn depends on the seed and the question's id alone, so that every pol
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ragkv.documents import Document
@@ -22,20 +22,20 @@ class DocumentSets:
     Attributes:
         most: most documents in a prompt.
         prompt: the texts around them.
-        hint: what is said behind a question, by its kind.
+        hints: what is said behind a question, by its kind.
     """
 
     questions: Sequence[Question]
     most: int | None = None
     prompt: CitePrompt = CitePrompt()
-    hint: Callable[[str], str] = lambda kind: ""
+    hints: Mapping[str, str] = field(default_factory=dict)
     ids: Sequence[str] = field(init=False)
 
     def __post_init__(self) -> None:
         self.ids = [question.id for question in self.questions]
         every = (document for question in self.questions for document in question.documents)
         self._pool = list({identity(document): document for document in every}.values())  # one for each title
-        self._tokens: dict[str, int] = {}
+        self._tokens: dict[Document, int] = {}  # not by id: a passage of one abstract differs by question
         self._shared: dict[tuple[int, int], SharedSets] = {}
 
     def build(self, index: int, layout: Layout) -> Example:
@@ -80,7 +80,7 @@ class DocumentSets:
         return self._shared[key]
 
     def _text(self, question: Question) -> str:
-        return " ".join(part for part in (question.text, self.hint(question.kind)) if part)
+        return " ".join(part for part in (question.text, self.hints.get(question.kind)) if part)
 
     def _own_set(self, question: Question, gold: Sequence[Document], text: str, layout: Layout) -> Sequence[Document]:
         rng = random.Random(f"{layout.seed} {question.id}")  # noqa: S311 (a draw, not a secret)
@@ -125,9 +125,9 @@ class DocumentSets:
         return taken
 
     def _count(self, document: Document, layout: Layout) -> int:
-        if document.id not in self._tokens:
-            self._tokens[document.id] = layout.counter.document(document)
-        return self._tokens[document.id]
+        if document not in self._tokens:
+            self._tokens[document] = layout.counter.document(document)
+        return self._tokens[document]
 
 
 def _ordered(

@@ -41,7 +41,11 @@ def _example(name: str, prompt: str, line: str, expected: int) -> Example:
 
 
 def score(example: Example, reply: str) -> Figures:
-    """Whether the first number of the reply is the one asked for."""
+    """Whether the first number of the reply is the one asked for.
+
+    LongEval takes the last, of a reply in the model's own words. Here the reply is begun up to the number: the first is
+    the answer, and those behind it are of lines that a small model goes on to.
+    """
     said = re.search(r"\d+", reply)
     return {"accuracy": float(said is not None and said.group() == example.answers[0][0])}
 

@@ -71,18 +71,23 @@ class SharedSets:
         first = self._questions[packed.members[0]]
         rng = random.Random(f"{self._seed} {first.id} shared")  # noqa: S311 (a draw, not a secret)
         for document in rng.sample(self._pool, len(self._pool)):
-            if identity(document) not in packed.documents and not packed.add([document]):
+            if identity(document) not in packed.names and not packed.add([document]):
                 break
-        shuffled = tuple(rng.sample(list(packed.documents.values()), len(packed.documents)))
+        shuffled = tuple(rng.sample(packed.documents, len(packed.documents)))
         self._of.update(dict.fromkeys(packed.members, shuffled))
 
 
 class _Set:
-    """A set while it is being packed."""
+    """A set while it is being packed. A question may bring several documents of one name; others then leave them alone.
+
+    Attributes:
+        names: the identities of its documents.
+    """
 
     def __init__(self, context_tokens: int, most: int | None, count: Callable[[Document], int]) -> None:
         self.members: list[int] = []
-        self.documents: dict[str, Document] = {}
+        self.documents: list[Document] = []
+        self.names: set[str] = set()
         self._context_tokens, self._most, self._count = context_tokens, most, count
         self._used = self._frame = 0
 
@@ -91,11 +96,13 @@ class _Set:
 
         Only evidence must be there word for word: of any other document, what came first stays.
         """
-        held = [self.documents.get(identity(question.documents[n])) for n in question.gold]
-        if any(there is not None and there not in question.documents for there in held):
+        gold = {question.documents[n] for n in question.gold}
+        held = {identity(document) for document in self.documents if document not in question.documents}
+        if any(identity(document) in held for document in gold):
             return False
+        more = [each for each in question.documents if each in gold or identity(each) not in self.names]
         before, self._frame = self._frame, max(self._frame, frame)
-        if not self.add([document for document in question.documents if identity(document) not in self.documents]):
+        if not self.add(more):
             self._frame = before
             return False
         self.members.append(index)
@@ -111,17 +118,18 @@ class _Set:
                 "raise it"
             )
         for document in question.documents:
-            if identity(document) not in self.documents:
-                self.add([document])
+            self.add([document])
         self.members.append(index)
 
     def add(self, documents: Sequence[Document]) -> bool:
-        """All of these, or none if they do not fit."""
-        tokens = sum(map(self._count, documents))
+        """All of these that are not there yet, or none if they do not fit."""
+        new = [document for document in dict.fromkeys(documents) if document not in self.documents]
+        tokens = sum(map(self._count, new))
         if self._used + tokens + self._frame > self._context_tokens:
             return False
-        if self._most is not None and len(self.documents) + len(documents) > self._most:
+        if self._most is not None and len(self.documents) + len(new) > self._most:
             return False
         self._used += tokens
-        self.documents.update({identity(document): document for document in documents})
+        self.documents += new
+        self.names.update(map(identity, new))
         return True
