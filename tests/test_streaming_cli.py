@@ -5,6 +5,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,42 @@ def test_a_session_goes_on_where_it_was_saved(run: Chat, tmp_path: Path) -> None
     assert "all 3 turns remembered" in _statuses(err)[0]
     code, _, err = run("Who?", more=(*saved[:-4], "--system", "Be long.", *saved[-2:]))
     assert (code, "has another system message" in err) == (2, True)
+
+
+def test_a_cache_of_another_size_is_refused_for_a_saved_session(run: Chat, tmp_path: Path) -> None:
+    saved = ("--session", str(tmp_path / "chat.safetensors"))
+    run("Who?", more=("--window-length", "120", *saved))
+    code, _, err = run("And?", more=saved)
+    assert (code, "all 2 turns remembered" in err, " of 124 held" in err) == (0, True, True)
+    for option in (("--window-length", "130"), ("--num-sink-tokens", "8")):
+        code, _, err = run("And?", more=(*option, *saved))
+        assert (code, f"{'='.join(option)}: the session in" in err) == (2, True)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), BrokenPipeError()])
+def test_whatever_ends_a_chat_what_was_said_is_saved(
+    run: Chat, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: BaseException
+) -> None:
+    more, said = ("--session", str(tmp_path / "chat.safetensors"), "--thread", "mine"), []
+
+    def write(text: str) -> None:
+        said.append(text)
+        if len(said) == 4:
+            raise error
+
+    with monkeypatch.context() as patched, suppress(BrokenPipeError):
+        patched.setattr(chat, "write", write)
+        code, _, _ = run("Who?", "And?", more=("--window-length", "120", *more))
+        assert code == 130
+    _, _, err = run(more=more)
+    assert "turns remembered" in _statuses(err)[0]
+
+
+def test_a_thread_recalls_the_last_turns_too(run: Chat) -> None:
+    more = ("--window-length", "220", "--thread", "mine")
+    run("My cat is called Tom.", more=more)
+    _, _, err = run("Is the cat called Tom?", more=more)
+    assert _statuses(err)[0].endswith(" of 2 turns remembered · 1 recalled")
 
 
 def test_a_thread_recalls_what_has_left_the_cache(run: Chat) -> None:

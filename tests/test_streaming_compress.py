@@ -20,6 +20,7 @@ from tiny import random_prompt
 
 MODELS = ["llama", "gemma3", "cohere", "phi3", "gpt-neox", "qwen3"]
 SHORT = SamplingParams(max_tokens=6)
+ROLES = ("user", "assistant")
 
 
 def _cache(model: torch.nn.Module, sinks: int = 4, window: int = 196) -> StreamingCache:
@@ -92,6 +93,36 @@ def test_what_is_kept_is_what_snapkv_keeps(model_of: ModelOf, name: str, asked: 
     torch.testing.assert_close(logits, alone.logits, rtol=0, atol=1e-4)
 
 
+def test_a_turn_is_read_within_the_length_that_rotates_as_the_cache_does(model_of: ModelOf) -> None:
+    """LongRoPE rotates otherwise beyond 64 positions: what is in the cache moves back to the start before."""
+    model, prompt, question = model_of("phi3-longrope"), random_prompt(36), random_prompt(4, seed=2).ids
+    caches = [_cache(model, window=20) for _ in range(2)]
+    for cache in caches:
+        for token in random_prompt(36, seed=1).ids:
+            cache.evict(max(0, 1 - cache.room))
+            read(model, cache, torch.tensor([[token]]))
+        cache.evict(20)
+    assert caches[0].position + 40 > 64 >= len(caches[0]) + 40
+    with torch.inference_mode():
+        for layer in caches[1].layers:
+            layer.rebase(4)
+    logits = [_read_compressed(model, cache, prompt, 19, question) for cache in caches]
+    torch.testing.assert_close(*logits, rtol=0, atol=1e-4)
+    after = [read(model, cache, torch.tensor([[7]])) for cache in caches]
+    torch.testing.assert_close(*after, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "sight", "most"), [("phi3-longrope", 64, 50), ("mistral-sliding", 24, 19)])
+def test_a_turn_that_the_model_cannot_see_whole_is_refused(
+    engine_of: EngineOf, name: str, sight: int, most: int
+) -> None:
+    session = engine_of(name).session(StreamingLLM(4, sight - 4), max_turn_tokens=most)
+    session.append(_tool("lazy dog " * 12))
+    with pytest.raises(PromptTooLong, match=f"tiny-{name} sees at most {sight} tokens at once"):
+        session.generate(SamplingParams(max_tokens=1))
+    assert session.report().tokens_seen == 0
+
+
 def test_another_question_keeps_other_entries(model_of: ModelOf) -> None:
     model, prompt, kept = model_of("llama"), random_prompt(300), []
     for seed in (2, 3):
@@ -158,7 +189,8 @@ def test_a_large_tool_result_does_not_flush_the_conversation(engine: Engine) -> 
     session.append(_tool("a quick brown fox jumps over the lazy dog; " * 20))
     reply = session.generate(SHORT)
     report = session.report()
-    assert report.remembered_turns == (0, 1, 2)
+    assert (report.remembered_turns, report.partial_turns) == ((0, 1), (2,))
+    assert not session.remembers(2)
     # The pending end of the last reply, what is kept of the result, and the reply without its last token.
     assert report.tokens_held == held + len(session.transcript.closing) + 1 + 100 + len(reply.tokens) - 1
     assert report.tokens_seen > report.tokens_held + 300
@@ -167,6 +199,46 @@ def test_a_large_tool_result_does_not_flush_the_conversation(engine: Engine) -> 
         session.generate(SHORT)
     assert not session.remembers(2)
     assert session.report().tokens_held <= 400
+
+
+def _history(result: str) -> list[dict[str, str]]:
+    said = [("Who are you?", "A fox."), ("Find the answer.", "I search.")]
+    history = [{"role": role, "content": text} for pair in said for role, text in zip(ROLES, pair, strict=True)]
+    return [*history, _tool(result), {"role": "assistant", "content": "Found."}]
+
+
+def test_a_large_tool_result_does_not_flush_a_history_that_is_read_again(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    questions = []
+    monkeypatch.setattr(
+        "ragkv.streaming.reading.read_compressed",
+        lambda model, cache, prompt, question, *rest: (
+            questions.append(engine.tokenizer.decode(question)),
+            read_compressed(model, cache, prompt, question, *rest),
+        )[1],
+    )
+    session = engine.session(StreamingLLM(4, 396), max_turn_tokens=100, chunk_size=64)
+    session.append([*_history("a quick brown fox " * 40), {"role": "user", "content": "And?"}])
+    session.generate(SHORT)
+    report = session.report()
+    assert (report.remembered_turns, report.partial_turns, report.dropped_turns) == ((0, 1, 3), (2,), 0)
+    assert questions == ["Find the answer."]
+    session.append(_tool("lazy dog " * 80))
+    session.generate(SHORT)
+    assert questions[1:] == ["And?"]
+
+
+def test_what_of_a_history_cannot_be_compressed_is_dropped(engine: Engine) -> None:
+    """Too long for the model to see, with all that is older; or no tool's result but for a little."""
+    for result, kept in (("lazy dog " * 400, (3,)), ("lazy dog", (0, 1, 3))):
+        history = _history(result)
+        if len(kept) > 1:
+            history[4:4] = [{"role": "user", "content": "word " * 80}]
+        session = engine.session(StreamingLLM(4, 396), max_turn_tokens=100)
+        session.append([*history, {"role": "user", "content": "And?"}])
+        session.generate(SHORT)
+        assert (session.report().remembered_turns, session.report().turns) == (kept, 4)
 
 
 def test_the_question_before_a_tool_result_decides_what_is_kept(
@@ -193,7 +265,8 @@ def test_what_cannot_be_read_or_kept_is_refused_with_the_numbers(engine: Engine)
     session = engine.session(StreamingLLM(4, 396), max_turn_tokens=100)
     session.append(_tool("lazy dog " * 400))
     with pytest.raises(
-        PromptTooLong, match=r"new tokens are read behind up to 300 remembered ones, and tiny-llama has"
+        PromptTooLong,
+        match=r"new tokens are read behind up to 300 remembered ones.* tiny-llama sees at most 1024 tokens",
     ):
         session.generate(SHORT)
     session.discard()

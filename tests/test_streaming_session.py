@@ -19,7 +19,7 @@ from ragkv.config import SamplingParams
 from ragkv.engine import Engine
 from ragkv.errors import Cancelled, ConfigError, DocumentError, PromptTooLong
 from ragkv.policies import FullKV, StreamingLLM
-from ragkv.streaming import window
+from ragkv.streaming import session_file, window
 from ragkv.streaming.cache import StreamingCache, read
 from ragkv.streaming.session import Session
 from ragkv.tools import ToolSpec
@@ -141,6 +141,21 @@ def test_fed_text_streams_token_by_token(engine: Engine, watch: Watch, plain_of:
     report = session.report()
     assert (report.remembered_turns, report.partial_turns, report.dropped_turns) == ((1,), (0,), 0)
     assert (report.tokens_held, report.pinned_tokens, report.tokens_seen) == (64, 4, len(ids))
+
+
+@pytest.mark.parametrize("sinks", [0, 4])
+@pytest.mark.timeout(60)
+def test_a_first_token_of_the_tokenizer_is_evicted_like_any_other(
+    engine: Engine, watch: Watch, sinks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = engine.session(StreamingLLM(sinks, 60))
+    monkeypatch.setattr(type(engine.tokenizer), "__call__", lambda self, text: {"input_ids": [1]})
+    session.feed("the quick brown fox jumps over the lazy dog " * 8)
+    session.feed("and more")
+    assert watch.ids[0] == 1
+    report = session.report()
+    assert (report.tokens_held, report.tokens_seen) == (sinks + 60, len(watch.ids))
+    assert (report.remembered_turns, report.partial_turns) == ((1,), (0,))
 
 
 def test_control_tokens_in_fed_text_are_plain_text(engine: Engine, watch: Watch) -> None:
@@ -283,6 +298,26 @@ def _edit(file: Path, tensors: Any = None, **changes: Any) -> None:
     save_file(tensors or load_file(file), file, {"ragkv-session": json.dumps({**metadata, **changes})})
 
 
+def _put(file: Path, **tensors: torch.Tensor) -> None:
+    """Other tensors, with the right hash."""
+    changed = {**load_file(file), **tensors}
+    _edit(file, changed, sha256=session_file._digest(changed))
+
+
+def _written(file: Path) -> dict[str, Any]:
+    return json.loads(safe_open(file, "pt").metadata()["ragkv-session"])
+
+
+def _edit_chat(file: Path, **changes: Any) -> None:
+    _edit(file, chat={**_written(file)["chat"], **changes})
+
+
+def _edit_turn(file: Path, **changes: Any) -> None:
+    turns = _written(file)["turns"]
+    turns["live"][-1] |= changes
+    _edit(file, turns=turns)
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -295,6 +330,22 @@ def _edit(file: Path, tensors: Any = None, **changes: Any) -> None:
         (lambda file: _edit(file, policy={"window_length": 0}), "is damaged"),
         (lambda file: _edit(file, policy={"window_length": 60}), "is damaged"),
         (lambda file: _edit(file, turns={"live": [], "count": 3}), r"is damaged \(0 tokens of turns, \d+ in the cache"),
+        (lambda file: _put(file, start=torch.tensor(10**12)), r"start=1000000000000 and \d+ tokens in 186 slots"),
+        (lambda file: _put(file, start=torch.tensor(-1)), "start=-1 and"),
+        (lambda file: _put(file, pinned=torch.tensor(124)), "and 124 pinned ones in a cache of 124"),
+        (lambda file: _put(file, pinned=torch.tensor(3)), "and 3 pinned ones"),
+        (lambda file: _put(file, pinned=torch.tensor(30)), "copies of pinned tokens that are not 30"),
+        (lambda file: _put(file, **{"1.keys": torch.zeros(1, 2, 7, 16)}), r"layers of different lengths \[7, "),
+        (lambda file: _put(file, **{"1.keys": torch.zeros(7)}), r"layers of different lengths \[-1, "),
+        (lambda file: _put(file, **{"3.keys": torch.zeros(1)}), "which are not those of 3 layers"),
+        (lambda file: _edit_chat(file, pending=[320]), "none of the 320 of the vocabulary"),
+        (lambda file: _edit_chat(file, pending=[-1]), "none of the 320 of the vocabulary"),
+        (lambda file: _edit_chat(file, pending=[True]), "none of the 320 of the vocabulary"),
+        (lambda file: _edit_chat(file, unread=[{"role": "user", "content": 3}]), "messages that are not texts"),
+        (lambda file: _edit_chat(file, question=None), "a question that is no text"),
+        (lambda file: _edit_turn(file, number=9), r"turns \[.*9\] of 7"),
+        (lambda file: _edit_turn(file, dropped=-1), "turns of less than no tokens"),
+        (lambda file: _edit_turn(file, text=None), "turns without a text"),
         (lambda file: _edit(file, model="other"), "belongs to another model than tiny-llama"),
     ],
 )
@@ -306,6 +357,23 @@ def test_damaged_sessions_are_refused(
     damage(file)
     with pytest.raises(DocumentError, match=message):
         Session.load(engine, file)
+
+
+def test_a_file_that_cannot_be_replaced_leaves_nothing_behind(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, file = _filled(engine), tmp_path / "chat"
+    session.save(file)
+    before = file.read_bytes()
+
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", refuse)
+    with pytest.raises(DocumentError, match=r"cannot write the session \(No space left"):
+        session.save(file)
+    assert [path.name for path in tmp_path.iterdir()] == ["chat"]
+    assert file.read_bytes() == before
 
 
 def test_other_weights_of_the_same_name_are_another_model(engine: Engine, tmp_path: Path) -> None:

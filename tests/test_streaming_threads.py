@@ -1,5 +1,6 @@
 """Whole histories in, new tokens read: sessions are found again by thread or by content, and edits are read afresh."""
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +12,7 @@ from conftest import EngineOf
 from ragkv.chat_model import ChatReply, ChatRequest, stream_thread
 from ragkv.config import SamplingParams
 from ragkv.engine import Engine
-from ragkv.errors import ConfigError, PromptTooLong, ReplyTimeout
+from ragkv.errors import Cancelled, ConfigError, PromptTooLong, ReplyTimeout
 from ragkv.messages import Message
 from ragkv.streaming import window
 from ragkv.streaming.cache import StreamingCache, read
@@ -163,6 +164,18 @@ def test_tool_calls_and_results_go_on(engine: Engine, reads: Reads) -> None:
     assert memory.session("a").report().turns == 4
 
 
+def test_a_broken_call_goes_on(engine: Engine, reads: Reads) -> None:
+    """Whether the framework sends it back or not."""
+    for thread_id, sent in (("a", {"invalid_tool_calls": ['<tool_call>\n{"name']}), ("b", {})):
+        memory, history = StreamingMemory(window_length=900), [_user("How is Rome?")]
+        reply = _ask(memory, engine, history, thread_id, tools=[WEATHER], tool_choice="any")
+        assert (reply.finish_reason, len(reply.invalid_tool_calls)) == ("length", 1)
+        history[-1] = {**history[-1], **sent}
+        reads.clear()
+        _ask(memory, engine, [*history, _user("And?")], thread_id, tools=[WEATHER], tool_choice="none")
+        assert "How is Rome?" not in "".join(reads)
+
+
 def test_a_schema_is_a_session_of_its_own(engine: Engine) -> None:
     memory, history = StreamingMemory(window_length=900), [_user("How is Rome?")]
     _ask(memory, engine, list(history), "a")
@@ -212,6 +225,28 @@ def test_calls_of_one_thread_take_turns(engine: Engine) -> None:
     assert len(set(replies)) == 1
 
 
+def test_a_call_that_waits_for_another_heeds_its_limits(engine: Engine) -> None:
+    memory, cancel = StreamingMemory(window_length=300), threading.Event()
+    request = ChatRequest([_user("Who?")], SHORT)
+    held = stream_thread(engine, request, memory, "a")
+    next(held)
+
+    def call(**options: Any) -> None:
+        list(stream_thread(engine, request, memory, "a", **options))
+
+    with ThreadPoolExecutor(1) as other:
+        with pytest.raises(ReplyTimeout):
+            other.submit(call, timeout_s=0.2).result(timeout=30)
+        waiting = other.submit(call, cancel=cancel)
+        cancel.set()
+        with pytest.raises(Cancelled, match="while another of its conversation went on"):
+            waiting.result(timeout=30)
+        with pytest.raises(ConfigError, match="unfinished reply, held where this call was made: finish or close it"):
+            call()
+        held.close()
+        other.submit(call).result(timeout=30)
+
+
 def test_conversations_at_the_same_time_do_not_mix(engine: Engine) -> None:
     def talk(name: str) -> list[str]:
         history = list[Message]()
@@ -245,7 +280,7 @@ def test_what_leaves_a_thread_is_recalled_in_it(engine: Engine, reads: Reads, tm
         history.append(_user("How is the cat called?"))
         _ask(memory, engine, history, name)
         assert memory.session(name).report().recalled_turns == ((0,) if name == "a" else ())
-    assert "".join(reads).count("[turn 0] user: My cat is called Tom.") == 1
+    assert "".join(reads).count("> [turn 0] user: My cat is called Tom.") == 1
     memory.forget("a")
     assert memory.session("a") is None
     assert store.thread("a").turns == 0 < store.thread("b").turns
@@ -257,12 +292,12 @@ def test_what_an_edit_took_out_is_not_recalled(engine: Engine, tmp_path: Path) -
     for text in ("My cat is called Tom.", *(f"Something {number}." for number in range(6))):
         history.append(_user(text))
         _ask(memory, engine, history, "a")
-    assert store.thread("a").recall("cat Tom", 99, lambda text: len(text.split()), before=99)
+    assert store.thread("a").recall("cat Tom", 99, lambda text: len(text.split()))
     history[0] = _user("My dog is called Rex.")
     history.append(_user("And now?"))
     _ask(memory, engine, history, "a")
-    assert not store.thread("a").recall("cat Tom", 99, lambda text: len(text.split()), before=99)
-    assert store.thread("a").recall("dog Rex", 99, lambda text: len(text.split()), before=99)
+    assert not store.thread("a").recall("cat Tom", 99, lambda text: len(text.split()))
+    assert store.thread("a").recall("dog Rex", 99, lambda text: len(text.split()))
 
 
 def test_another_model_reads_for_itself(engine: Engine) -> None:

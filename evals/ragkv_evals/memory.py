@@ -1,24 +1,26 @@
 """What an agent still knows at the end of a long conversation, and what each question costs, by kind of memory.
 
-Each kind reads the conversation in its own way; questions are then asked on forks, so that none changes the next.
+A sample of the questions is put to every kind. An answer that another kind must give as well, word for word, since it
+would be made from the same tokens, is not made again.
 """
 
 import random
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
 
 from ragkv.config import SamplingParams
 from ragkv.embedding import Embedder
 from ragkv.engine import Engine
-from ragkv.errors import ConfigError
-from ragkv.messages import Message
-from ragkv.policies import StreamingLLM
-from ragkv.streaming.long_term import ThreadMemory
-from ragkv.streaming.session import Session
+from ragkv.reply import Chunk
 from ragkv_evals.memory_data import Conversation, Question
+from ragkv_evals.memory_lengths import Lengths, lengths
+from ragkv_evals.memory_sessions import FULL, KINDS, RECALL, STREAMING, WINDOW, Sessions, Setup
 from ragkv_evals.metrics import answer_text, word_overlap
 
-KINDS = ("full history", "window only", "streaming", "streaming + recall")
+Once = Callable[[str, Callable[[], "list[Asked]"]], "list[Asked]"]
+"""Gives what is known of a piece of work, by its name, or does it."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,8 @@ class Asked:
     """One question put to one kind of memory.
 
     Attributes:
-        early: whether some of its evidence had left the streaming window.
+        answer: the reply up to the end of its first line.
+        early: whether what answers it had left the window when the question came.
         f1: of the words of the answer.
         prefilled_tokens: read for this question. What keeps nothing between calls reads its whole context again.
     """
@@ -40,71 +43,79 @@ class Asked:
     prefilled_tokens: int
 
 
-@dataclass(frozen=True)
-class Setup:
-    """How conversations are remembered; see `ragkv.streaming.session.Session`."""
-
-    window_length: int
-    recall_tokens: int
-    max_tokens: int
-    questions: int
-    seed: int = 0
-
-
 def ask_all(
     engine: Engine,
     embedder: Embedder,
     conversation: Conversation,
     setup: Setup,
+    once: Once = lambda piece, ask: ask(),
     progress: Callable[[str], None] = lambda text: None,
 ) -> list[Asked]:
-    """Ask a seeded sample of a conversation's questions, to all kinds of memory."""
-    order = random.Random(setup.seed)  # noqa: S311 (a sample, not a secret)
-    questions = list(conversation.questions)
-    chosen = order.sample(questions, min(setup.questions, len(questions)))
-    progress(f"{conversation.name}: reading {len(conversation.exchanges)} exchanges")
-    sessions = remember(engine, embedder, conversation, setup)
-    results: list[Asked] = []
-    for number, question in enumerate(chosen, 1):
-        progress(f"{conversation.name}: question {number} of {len(chosen)}")
-        early = not all(sessions["streaming"].remembers(turn) for turn in question.evidence)
-        results += [_ask(conversation, kind, session, question, early, setup) for kind, session in sessions.items()]
-    return results
+    """Ask a sample of a conversation's questions, to all kinds of memory; a piece of work is one question to one."""
+    found = lengths(engine.tokenizer, conversation)
+    sessions = Sessions(engine, embedder, conversation, found, setup, progress)
+    questions = sample(conversation.questions, found.newest(setup.capacity), setup.questions, setup.seed)
+    asked: dict[str, list[Asked]] = {kind: [] for kind in KINDS}
+    for kind in (STREAMING, RECALL, WINDOW, FULL):  # the first one's answers may be those of the others
+        for number, question in enumerate(questions):
+            progress(f"{conversation.name}: {kind}, question {number + 1} of {len(questions)}")
+            streamed = None if kind == STREAMING else asked[STREAMING][number]
+            ask = partial(_ask, sessions, kind, question, streamed)
+            asked[kind] += once(f"{conversation.name}, {kind}, {number}", ask)
+    return [each for kind in KINDS for each in asked[kind]]
 
 
-def remember(engine: Engine, embedder: Embedder, conversation: Conversation, setup: Setup) -> Mapping[str, Session]:
-    """A session of each kind that has read the conversation."""
-    whole = [message for exchange in conversation.exchanges for message in exchange]
-    context = engine.loaded.context_length
-    if setup.window_length + StreamingLLM.num_sink_tokens >= context:
-        raise ConfigError(f"--window-length={setup.window_length}: must be less than the {context} tokens of context")
-    small = StreamingLLM(window_length=setup.window_length)
-    full = engine.session(system=conversation.system)
-    window = engine.session(small, system=conversation.system)
-    recall = engine.session(
-        small, system=conversation.system, memory=ThreadMemory(embedder), recall_tokens=setup.recall_tokens
-    )
-    for session, parts in ((full, [whole]), (window, [whole]), (recall, conversation.exchanges)):
-        for part in parts:
-            session.append(list[Message](part))
-            session.read()
-    # What is recalled enters with a question, so up to there both streaming sessions are one.
-    return dict(zip(KINDS, (full, window, recall.fork(), recall), strict=True))
+def sample(questions: Sequence[Question], held: Collection[int], count: int, seed: int) -> list[Question]:
+    """This many questions, half of them early, or as near to that as there are."""
+    order = random.Random(seed)  # noqa: S311 (a sample, not a secret)
+    shuffled = order.sample(questions, len(questions))
+    late = [question for question in shuffled if question.answerable(held)]
+    early = [question for question in shuffled if not question.answerable(held)]
+    few = max(count // 2, count - len(late))
+    return [*early[:few], *late[: count - min(few, len(early))]]
 
 
-def _ask(
-    conversation: Conversation, kind: str, session: Session, question: Question, early: bool, setup: Setup
-) -> Asked:
-    asked = session.fork(session.memory)
-    asked.append({"role": "user", "content": question.text})
-    held = session.report().tokens_held if kind in KINDS[:2] else 0
-    reply = asked.generate(SamplingParams(max_tokens=setup.max_tokens))
-    return Asked(
-        conversation=conversation.name,
-        kind=kind,
-        question=question.text,
-        answer=reply.text,
-        early=early,
-        f1=word_overlap(answer_text(reply.text), question.answers).f1,
-        prefilled_tokens=held + reply.stats.prompt_tokens,
-    )
+def _ask(sessions: Sessions, kind: str, question: Question, streamed: Asked | None) -> list[Asked]:
+    """The answer of one kind of memory, given that of streaming if this is another."""
+    found, setup = sessions.lengths, sessions.setup
+    held = found.newest(setup.capacity)
+    before = {FULL: found.total, WINDOW: found.held(setup.capacity)}.get(kind, 0)
+    if streamed is not None and _is_streaming(kind, found, streamed.prefilled_tokens, setup):
+        return [replace(streamed, kind=kind, prefilled_tokens=before + streamed.prefilled_tokens)]
+    session = sessions.fork(kind)
+    seen = session.report().tokens_seen
+    session.append({"role": "user", "content": question.text})
+    stream = session.stream(SamplingParams(max_tokens=setup.max_tokens))
+    first = next(stream)  # the prompt has been read
+    report = session.report()
+    if streamed is not None and kind == RECALL and not report.recalled_turns:
+        return [replace(streamed, kind=kind)]
+    text = first_line(chain([first], stream))
+    return [
+        Asked(
+            conversation=sessions.conversation.name,
+            kind=kind,
+            question=question.text,
+            answer=text,
+            early=not question.answerable(held),
+            f1=word_overlap(answer_text(text), question.answers).f1,
+            prefilled_tokens=before + report.tokens_seen - seen,
+        )
+    ]
+
+
+def _is_streaming(kind: str, found: Lengths, prompt_tokens: int, setup: Setup) -> bool:
+    """Whether this kind sees the very tokens that streaming sees: nothing has been dropped yet, or will be."""
+    if kind == FULL:
+        return found.total + prompt_tokens + setup.max_tokens <= setup.capacity
+    return kind == WINDOW and found.total <= setup.capacity
+
+
+def first_line(chunks: Iterable[Chunk]) -> str:
+    """The text up to the end of its first line, which is all of a reply that counts; the rest is not made."""
+    text = ""
+    for chunk in chunks:
+        text += chunk.text
+        if "\n" in text.lstrip():
+            break
+    return text

@@ -1,27 +1,39 @@
 """Long conversations with questions whose evidence is known by exchange: LoCoMo and tau-bench transcripts."""
 
 import json
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ragkv.errors import DocumentError
 from ragkv.messages import Message
-from ragkv.streaming.exchanges import exchanges, plain
+from ragkv.streaming.exchanges import as_text, exchanges, plain
 
 LINES_PER_EXCHANGE = 4
+_LONGEST_VALUE = 8  # words; longer ones are an agent's thoughts, which nobody asks for word by word
 _ADVERSARIAL = 5  # LoCoMo's questions without an answer in the conversation
 
 
 @dataclass(frozen=True)
 class Question:
-    """Asked once the conversation is over; `evidence` are numbers of exchanges that hold the answer."""
+    """Asked once the conversation is over.
+
+    Attributes:
+        evidence: numbers of the exchanges that hold the answer.
+        one_is_enough: whether each of them holds all of it, or a part.
+    """
 
     text: str
     answers: tuple[str, ...]
     evidence: tuple[int, ...]
+    one_is_enough: bool = False
+
+    def answerable(self, held: Collection[int]) -> bool:
+        """Whether these exchanges are enough to answer it."""
+        return (any if self.one_is_enough else all)(number in held for number in self.evidence)
 
 
 @dataclass(frozen=True)
@@ -32,6 +44,10 @@ class Conversation:
     system: str
     exchanges: Sequence[Sequence[Message]]
     questions: Sequence[Question]
+
+    def early(self, held: Collection[int]) -> list[Question]:
+        """The questions that these exchanges are not enough to answer."""
+        return [question for question in self.questions if not question.answerable(held)]
 
 
 def read_conversations(path: Path, limit: int | None = None) -> list[Conversation]:
@@ -70,32 +86,45 @@ def _locomo(row: Mapping[str, Any]) -> Conversation:
         Question(
             asked["question"],
             (str(asked["answer"]),),
-            tuple(sorted({place[mark] for mark in asked["evidence"] if mark in place})),
+            tuple(sorted({place[mark] for mark in asked["evidence"]})),
         )
         for asked in row["qa"]
         if asked["category"] != _ADVERSARIAL and "answer" in asked
+        # A few marks are misspelt, and evidence that is not known may be early or late.
+        if asked["evidence"] and place.keys() >= set(asked["evidence"])
     ]
     # What to do is said here and not in the questions, which are what a memory is searched with.
     system = f"You are told what {names[0]} and {names[1]} said to each other. Answer questions in a few words."
-    return Conversation(str(row["sample_id"]), system, told, [question for question in questions if question.evidence])
+    return Conversation(str(row["sample_id"]), system, told, questions)
 
 
 def _tau_bench(row: Mapping[str, Any]) -> Conversation:
-    """An agent's work with tools; asked for is what it wrote in calls that it made once."""
+    """An agent's work with tools; asked for is what it wrote in calls that it made once.
+
+    Evidence is every exchange that names the value. What the system message names is never forgotten, so not asked for.
+    """
     system, *rest = [plain(message) for message in row["traj"]]
     *whole, _ = exchanges(rest)
+    opening, texts = str(system["content"]), [as_text(exchange) for exchange in whole]
     calls = [(number, *call) for number, each in enumerate(whole) for call in _arguments(each)]
     count = Counter((tool, name) for _, tool, name, _ in calls)
     questions = [
         Question(
             f"What was the argument {name} when you called {tool}? Answer with the value only.",
             (value,),
-            (number,),
+            # The call's own text may write the value in another way, with quotes escaped.
+            tuple(i for i, text in enumerate(texts) if i == number or _names(text, value)),
+            one_is_enough=True,
         )
         for number, tool, name, value in calls
-        if count[tool, name] == 1
+        if count[tool, name] == 1 and len(value.split()) <= _LONGEST_VALUE and not _names(opening, value)
     ]
-    return Conversation(f"task {row['task_id']}", str(system["content"]), whole, questions)
+    return Conversation(f"task {row['task_id']}", opening, whole, questions)
+
+
+def _names(text: str, value: str) -> bool:
+    """Whether the value stands in the text, not as a part of a longer word or number."""
+    return re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text, re.IGNORECASE) is not None
 
 
 def _arguments(exchange: Sequence[Message]) -> Iterator[tuple[str, str, str]]:

@@ -1,4 +1,4 @@
-"""What a memory run says: a row per kind of memory, how much of the gap recall closes, and a table."""
+"""What a memory run says: a row per kind of memory, how much of the gap recall closes, and tables."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -7,7 +7,11 @@ from typing import Any
 
 from rich.table import Table
 
-from ragkv_evals.memory import KINDS, Asked
+from ragkv_evals import statistics
+from ragkv_evals.memory import Asked
+from ragkv_evals.memory_sessions import FULL, KINDS, RECALL, WINDOW
+
+_COMPARED = (FULL, WINDOW, RECALL)
 
 
 @dataclass(frozen=True)
@@ -41,12 +45,52 @@ def _row(kind: str, asked: Sequence[Asked]) -> Row:
     )
 
 
-def gap_closed(found: Sequence[Row]) -> float | None:
-    """How much of the F1 on early evidence that the window alone loses to the full history recall wins back."""
-    full, window, _, recall = (row.f1_early for row in found)
-    if full is None or window is None or recall is None or full == window:
+@dataclass(frozen=True)
+class Gap:
+    """F1 on early evidence, paired by question, with 95% bootstrap intervals over the questions.
+
+    Attributes:
+        lost: by which the window alone stays behind the full history.
+        won: by which recall is ahead of the window alone.
+        closed: the share of what is lost that is won; None where the full history is no better than the window.
+    """
+
+    questions: int
+    lost: statistics.Interval
+    won: statistics.Interval
+    closed: statistics.Interval | None
+
+
+def gap(asked: Sequence[Asked]) -> Gap | None:
+    """How much recall wins back; None without early questions."""
+    full, window, recall = ([each.f1 for each in asked if each.kind == kind and each.early] for kind in _COMPARED)
+    if not full:
         return None
-    return (recall - window) / (full - window)
+    lost, won = statistics.difference(full, window), statistics.difference(recall, window)
+    return Gap(len(full), lost, won, _share(recall, full, window) if lost.value > 0 else None)
+
+
+def _share(recall: Sequence[float], full: Sequence[float], window: Sequence[float]) -> statistics.Interval | None:
+    gained, missed = ([one - base for one, base in zip(values, window, strict=True)] for values in (recall, full))
+    # A share of the whole is one more than the relative difference to it.
+    found = statistics.relative_difference(gained, missed)
+    return found and statistics.Interval(found.value + 1, found.low + 1, found.high + 1)
+
+
+def verdict(asked: Sequence[Asked]) -> str:
+    """The gap in a sentence."""
+    found = gap(asked)
+    if found is None:
+        return "No question was about what the window had dropped."
+    closed = "" if found.closed is None else f", {_text(found.closed, '.0%')} of it"
+    return (
+        f"On {found.questions} early questions the window alone loses {_text(found.lost, '.3f')} of F1 to the full "
+        f"history, and recall wins back {_text(found.won, '.3f')}{closed}."
+    )
+
+
+def _text(interval: statistics.Interval, form: str) -> str:
+    return f"{interval.value:{form}} ({interval.low:{form}} to {interval.high:{form}})"
 
 
 HEADER = ("memory", "questions", "F1", "F1 early", "F1 late", "tokens read per question")
@@ -86,6 +130,6 @@ def as_json(asked: Sequence[Asked]) -> dict[str, Any]:
     found = rows(asked)
     return {
         "rows": [asdict(row) for row in found],
-        "gap_closed": gap_closed(found),
+        "gap": None if (wide := gap(asked)) is None else asdict(wide),
         "answers": [asdict(each) for each in asked],
     }

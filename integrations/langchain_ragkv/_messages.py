@@ -43,6 +43,8 @@ def _to_ragkv(message: BaseMessage) -> Message:
         fields |= {"tool_call_id": message.tool_call_id, "status": message.status}
     if isinstance(message, AIMessage) and (calls := _tool_calls(message)):
         fields["tool_calls"] = [call.to_openai() for call in calls]
+    if isinstance(message, AIMessage) and message.invalid_tool_calls:
+        fields["invalid_tool_calls"] = [call["args"] or "" for call in message.invalid_tool_calls]
     return fields
 
 
@@ -63,9 +65,6 @@ def _role(message: BaseMessage) -> str:
 
 def _content(message: BaseMessage) -> str | list[Segment]:
     text = _text(message)
-    if isinstance(message, AIMessage) and message.invalid_tool_calls:
-        # No template can write a broken call; as text the model sees what it got wrong.
-        text = "\n".join(filter(None, [text, *(call["args"] for call in message.invalid_tool_calls)]))
     return _segments(text, message.additional_kwargs.get(SEGMENTS)) or text
 
 

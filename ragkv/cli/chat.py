@@ -7,7 +7,8 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ragkv.streaming.turns import MemoryReport
 
 _CACHE = "KV cache"
+_WINDOW_LENGTH, _NUM_SINK_TOKENS = 2044, 4
 
 
 def chat(
@@ -42,9 +44,19 @@ def chat(
         typer.Option("--session", help="Go on with the session in this file, and save it there at the end."),
     ] = None,
     window_length: Annotated[
-        int, typer.Option(help="Tokens of the conversation that are remembered.", rich_help_panel=_CACHE)
-    ] = 2044,
-    num_sink_tokens: Annotated[int, typer.Option(help="First tokens that stay for good.", rich_help_panel=_CACHE)] = 4,
+        int | None,
+        typer.Option(
+            help="Tokens of the conversation that are remembered.",
+            rich_help_panel=_CACHE,
+            show_default=str(_WINDOW_LENGTH),
+        ),
+    ] = None,
+    num_sink_tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="First tokens that stay for good.", rich_help_panel=_CACHE, show_default=str(_NUM_SINK_TOKENS)
+        ),
+    ] = None,
     model: options.ModelOption = options.DEFAULT_MODEL,
     dtype: options.DTypeOption = None,
     device: options.DeviceOption = None,
@@ -57,14 +69,21 @@ def chat(
         "full", model=model, dtype=dtype, device=device, max_tokens=max_tokens, temperature=temperature, seed=seed
     )
     session = _session(chosen, system, thread, session_file, window_length, num_sink_tokens)
-    for line in _lines():
-        _answer(session, line, chosen.sampling())
-    if session_file is not None:
-        session.save(session_file)
+    with ExitStack() as at_end:  # whatever brings it about, what was said is not lost
+        at_end.callback(session.flush)
+        if session_file is not None:
+            at_end.callback(session.save, session_file)
+        for line in _lines():
+            _answer(session, line, chosen.sampling())
 
 
 def _session(
-    chosen: "ChatOptions", system: str, thread: str, file: Path | None, window_length: int, num_sink_tokens: int
+    chosen: "ChatOptions",
+    system: str,
+    thread: str,
+    file: Path | None,
+    window_length: int | None,
+    num_sink_tokens: int | None,
 ) -> "Session":
     """A new session, or the one in the file."""
     check_model(chosen.model)
@@ -73,7 +92,9 @@ def _session(
     from ragkv.streaming.long_term import MemoryStore
     from ragkv.streaming.session import Session
 
-    policy = StreamingLLM(num_sink_tokens, window_length)
+    given = {"num_sink_tokens": num_sink_tokens, "window_length": window_length}
+    default = StreamingLLM(_NUM_SINK_TOKENS, _WINDOW_LENGTH)
+    policy = replace(default, **{name: value for name, value in given.items() if value is not None})
     with ProgressBars() as progress:
         engine = load_engine(chosen, progress)
         memory = MemoryStore(load_embedder(progress)).thread(thread) if thread else None
@@ -82,6 +103,10 @@ def _session(
     session = Session.load(engine, file, memory=memory)
     if system and system != session.transcript.system:
         raise ConfigError(f"--system: the session in {file} has another system message; leave it out, or start anew")
+    for name, value in given.items():
+        if value not in (None, has := getattr(session.layout.policy, name)):
+            option = f"--{name.replace('_', '-')}={value}"
+            raise ConfigError(f"{option}: the session in {file} has {has}; leave it out, or start anew")
     say(status(session.report()), "dim")
     return session
 
@@ -106,8 +131,8 @@ def _answer(session: "Session", line: str, sampling: "SamplingParams") -> None:
     """Write the reply to a line, and the status behind it."""
     session.append({"role": "user", "content": line})
     try:
-        with _interruptible() as cancel:
-            for text in trimmed(chunk.text for chunk in session.stream(sampling, cancel=cancel)):
+        with _interruptible() as cancel, closing(session.stream(sampling, cancel=cancel)) as chunks:
+            for text in trimmed(chunk.text for chunk in chunks):
                 write(text)
         write("\n")
     except PromptTooLong as error:

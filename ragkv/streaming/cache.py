@@ -30,12 +30,15 @@ class Layout:
         slots: positions per layer, of which `capacity` are in use at most; the rest is for moving on.
         rotations: each layer's rotation.
         sliding: whether each layer has a sliding window of its own.
+        sight: most tokens at once of which the model sees the first in some layer, and rotates as it always does; None
+            if only its length of context limits them.
     """
 
     policy: StreamingLLM
     slots: int
     rotations: tuple[Rotation | None, ...]
     sliding: tuple[bool, ...]
+    sight: int | None = None
 
     @property
     def capacity(self) -> int:
@@ -52,18 +55,19 @@ class Layout:
         """
         rotations = tuple(find_rotations(model))
         capacity = policy.num_sink_tokens + policy.window_length
-        windows = [getattr(layer, "sliding_window", None) for layer in new_cache(model.config).layers]
-        widest = max(capacity if window is None else window for window in windows)
+        windows: list[int | None] = [getattr(layer, "sliding_window", None) for layer in new_cache(model.config).layers]
         trained = rope_original_length(model)
-        sight = widest if trained is None else min(widest, trained)
-        if capacity > sight:
+        own = [window for window in windows if window is not None]
+        widest = max(own) if len(own) == len(windows) else None
+        sight = min((limit for limit in (trained, widest) if limit is not None), default=None)
+        if sight is not None and capacity > sight:
             raise ConfigError(
                 f"num_sink_tokens={policy.num_sink_tokens} and window_length={policy.window_length}: "
                 f"{type(model).__name__} sees at most {sight} tokens at once, so the sinks would be out of sight; "
                 f"set window_length to {sight - policy.num_sink_tokens} or less"
             )
         slots = min(capacity + max(1, capacity // 2), trained or 2 * capacity)
-        return cls(policy, slots, rotations, tuple(window is not None for window in windows))
+        return cls(policy, slots, rotations, tuple(window is not None for window in windows), sight)
 
 
 class StreamingCache(Cache):

@@ -109,8 +109,10 @@ def kept_spans(prompt: Prompt, budget: int, voted: int) -> list[tuple[int, int]]
 
 
 def _widened(cache: StreamingCache, tokens: int) -> StreamingCache:
-    """A copy of the cache with room for `tokens` more."""
+    """A copy of the cache with room for `tokens` more, which moves back to the start rather than out of sight."""
     layout, sinks = cache.layout, cache.layout.policy.num_sink_tokens
-    capacity = len(cache) + tokens
-    wide = replace(layout, policy=StreamingLLM(sinks, max(1, capacity - sinks)), slots=cache.position + tokens)
+    capacity, slots = len(cache) + tokens, cache.position + tokens
+    if layout.sight is not None:
+        slots = max(capacity, cache.position, min(slots, layout.sight))
+    wide = replace(layout, policy=StreamingLLM(sinks, max(1, capacity - sinks)), slots=slots)
     return StreamingCache.restored(wide, cache.state())

@@ -7,7 +7,7 @@ them. `Session.report` and `Session.remembers` tell which is which. A session se
 import copy
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from pathlib import Path
@@ -22,8 +22,9 @@ from ragkv.policies import StreamingLLM
 from ragkv.reply import Chunk, Completion, Reply
 from ragkv.sampling import Constraint
 from ragkv.streaming.cache import Layout, StreamingCache
-from ragkv.streaming.exchanges import Recalled, exchanges, plain, with_documents, with_recalled
-from ragkv.streaming.reading import LONGEST_QUESTION, Reader, State
+from ragkv.streaming.exchanges import exchanges, plain, with_documents, with_recalled
+from ragkv.streaming.limits import Limits
+from ragkv.streaming.reading import Reader, State
 from ragkv.streaming.transcript import Transcript
 from ragkv.streaming.turns import MemoryReport, Turns
 from ragkv.streaming.window import Window
@@ -87,7 +88,9 @@ class Session:
         turns = Turns(count=0 if memory is None else memory.next_turn)
         state = State(Window(StreamingCache(layout), turns))
         state.window.cache.pin(pinned)
-        self._reader = Reader(engine, self.transcript, memory, chunk_size, state)
+        sight = min(engine.loaded.context_length, layout.sight or engine.loaded.context_length)
+        self._limits = Limits(engine.loaded.name, sight, layout.capacity, max_turn_tokens)
+        self._reader = Reader(engine, self.transcript, memory, self._limits, chunk_size, state)
 
     @property
     def memory(self) -> "ThreadMemory | None":
@@ -109,9 +112,10 @@ class Session:
         if not ids:
             return
         with self._used():
-            self._reader.open(self.engine.tokenizer("")["input_ids"])
             turn = self._reader.state.window.turns.begin(whole=False)
             turn.text = text if self.memory is not None else ""
+            # The tokenizer's first token is the turn's too: without sinks it is evicted like any other.
+            self._reader.open(self.engine.tokenizer("")["input_ids"])
             self._reader.read(ids)
 
     def read(self) -> None:
@@ -132,12 +136,14 @@ class Session:
         *,
         constraint: Constraint | None = None,
         cancel: threading.Event | None = None,
-    ) -> Iterator[Chunk]:
+        noted: Callable[[Message], Message | None] = lambda reply: reply,
+    ) -> Generator[Chunk]:
         """Reply to what was appended, yielding text as it is made. Closing the iterator keeps the reply so far.
 
         Args:
             constraint: a grammar that the reply must follow.
             cancel: when set, the reply ends with finish_reason "cancelled" before its next token.
+            noted: what the long-term memory notes down as the reply, asked at its end; None keeps the turn out.
 
         Raises:
             PromptTooLong: the new messages and `max_tokens` do not fit into the cache.
@@ -147,13 +153,9 @@ class Session:
         *earlier, current = exchanges(state.unread)
         if not current:
             raise ConfigError("there is nothing to reply to: append a message first")
-        base = reduce(self.transcript.next_base, earlier, state.base)
-        prompt = self.transcript.added(base, with_documents(current))
+        prompt = self.transcript.added(reduce(self.transcript.next_base, earlier, state.base), with_documents(current))
         spare = self._spare(prompt, sampling)
-        if recalled := self._reader.recall(current, min(self.recall_tokens, spare)):
-            prompt = self.transcript.added(base, with_recalled(with_documents(current), recalled))
-            spare = self._spare(prompt, sampling)
-        return self._reply(earlier, spare, prompt, recalled, sampling, constraint, cancel or threading.Event())
+        return self._reply(earlier, current, prompt, spare, sampling, constraint, cancel or threading.Event(), noted)
 
     def report(self) -> MemoryReport:
         """What is remembered and what was dropped, as of now."""
@@ -177,6 +179,11 @@ class Session:
         if not 0 <= turn < count:
             raise ConfigError(f"turn={turn}: there are {count} turns, counted from 0")
         return self._reader.state.window.turns.remembers(turn)
+
+    def flush(self) -> None:
+        """Put the turns that are still in the cache into the long-term memory too, when the session is at its end."""
+        with self._used():
+            self._reader.flush()
 
     def snapshot(self) -> State:
         """The session as it is now, for `restore`; holds a copy of the cache."""
@@ -214,46 +221,35 @@ class Session:
         """A session that goes on from here on its own; it shares no long-term memory unless one is given."""
         other = copy.copy(self)
         other._busy = threading.Lock()
-        other._reader = Reader(self.engine, self.transcript, memory, self.chunk_size, self.snapshot())
+        other._reader = Reader(self.engine, self.transcript, memory, self._limits, self.chunk_size, self.snapshot())
         return other
-
-    def _kept(self, prompt: Prompt) -> int:
-        """Tokens of a prompt that enter the cache."""
-        return len(prompt) if self.max_turn_tokens is None else min(len(prompt), self.max_turn_tokens)
 
     def _spare(self, prompt: Prompt, sampling: SamplingParams) -> int:
         """Tokens of the window that prompt and reply leave to earlier exchanges; an error if there are less than 0."""
-        state, kept, context = self._reader.state, self._kept(prompt), self.engine.loaded.context_length
-        limit = state.window.limit
-        if (spare := limit - len(state.pending) - kept - sampling.max_tokens) < 0:
-            raise PromptTooLong(
-                f"{kept} new tokens and max_tokens={sampling.max_tokens} do not fit into the {limit} tokens of the "
-                "window that are not pinned: raise window_length, shorten the messages or lower max_tokens"
-            )
-        if kept < len(prompt) and self.layout.capacity - kept + len(prompt) + LONGEST_QUESTION > context:
-            raise PromptTooLong(
-                f"{len(prompt)} new tokens are read behind up to {self.layout.capacity - kept} remembered ones, and "
-                f"{self.engine.loaded.name} has {context} tokens of context: shorten the messages or window_length"
-            )
-        return spare
+        state = self._reader.state
+        return self._limits.spare(state.window.limit - len(state.pending), len(prompt), sampling.max_tokens)
 
     def _reply(
         self,
         earlier: Sequence[Sequence[Message]],
-        spare: int,
+        current: Sequence[Message],
         prompt: Prompt,
-        recalled: Sequence[Recalled],
+        spare: int,
         sampling: SamplingParams,
         constraint: Constraint | None,
         cancel: threading.Event,
-    ) -> Iterator[Chunk]:
+        noted: Callable[[Message], Message | None],
+    ) -> Generator[Chunk]:
         """Read earlier exchanges and the prompt, and write the reply, as one new turn."""
         with self._used():
             started, state = time.perf_counter(), self._reader.state
             self._reader.open([])
-            self._reader.catch_up(earlier, spare, cancel)
-            logits = self._reader.read_turn(prompt, self._kept(prompt), cancel)
-            state.recalled = tuple(dict.fromkeys(each.turn for each in recalled))
+            # What is recalled must not push out what is read now, nor keep all of it out.
+            room = 0 if self.memory is None else min(self.recall_tokens, spare // 2 if earlier else spare)
+            self._reader.catch_up(earlier, spare - room, cancel)
+            prompt, recalled = self._reminded(current, prompt, room, sampling)
+            logits = self._reader.read_turn(prompt, cancel)
+            state.recalled = recalled
             reply, text = Reply(0, self.engine.loaded, prompt, sampling, constraint), ""
             reply.prefilled = self._reader.prefilled(logits)
             try:
@@ -266,7 +262,22 @@ class Session:
                     text += chunk.text
                     yield chunk
             finally:
-                self._reader.close(reply.tokens, {"role": "assistant", "content": text})
+                said = {"role": "assistant", "content": text}
+                self._reader.close(reply.tokens, said, noted(said))
+
+    def _reminded(
+        self, current: Sequence[Message], prompt: Prompt, room: int, sampling: SamplingParams
+    ) -> tuple[Prompt, tuple[int, ...]]:
+        """The prompt with what is recalled for it, and the numbers of the turns that this is from."""
+        if not (recalled := self._reader.recall(current, room)):
+            return prompt, ()
+        messages = with_recalled(with_documents(current), recalled)
+        reminded = self.transcript.added(self._reader.state.base, messages)
+        try:
+            self._spare(reminded, sampling)
+        except PromptTooLong:  # by what recalling costs beyond its budget; the report says that nothing was recalled
+            return prompt, ()
+        return reminded, tuple(dict.fromkeys(each.turn for each in recalled))
 
     @contextmanager
     def _used(self) -> Iterator[None]:

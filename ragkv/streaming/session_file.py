@@ -1,6 +1,7 @@
 """A session as one safetensors file: the cache's tensors, and everything else as JSON in the file's metadata.
 
-Nothing in the file is trusted: format, model, hash and counts are checked, and no format can hold code.
+Nothing in the file is trusted: format, model and hash are checked, what they hold (`session_checks`) before anything is
+done with it, and no format can hold code.
 """
 
 import hashlib
@@ -25,6 +26,7 @@ from ragkv.streaming.cache import Layout, StreamingCache
 from ragkv.streaming.long_term import ThreadMemory
 from ragkv.streaming.reading import State
 from ragkv.streaming.session import Session, layout_for
+from ragkv.streaming.session_checks import check_cache, check_chat, check_turns
 from ragkv.streaming.turns import Turn, Turns
 from ragkv.streaming.window import Window
 from ragkv.tools import ToolSpec
@@ -61,11 +63,20 @@ def write_session(session: Session, state: State, file: Path) -> None:
     data = save(tensors, metadata={FORMAT: json.dumps(written)})
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=file.parent, prefix=".", delete=False) as staged:
-            staged.write(data)
-        os.replace(staged.name, file)
+        _replace(file, data)
     except OSError as error:
         raise DocumentError(f"{file}: cannot write the session ({error.strerror}): choose another place") from error
+
+
+def _replace(file: Path, data: bytes) -> None:
+    with tempfile.NamedTemporaryFile(dir=file.parent, prefix=".", delete=False) as staged:
+        try:
+            staged.write(data)
+            staged.close()
+            os.replace(staged.name, file)
+        except BaseException:
+            Path(staged.name).unlink(missing_ok=True)
+            raise
 
 
 def read_session(kind: type[SomeSession], engine: Engine, file: Path, memory: ThreadMemory | None) -> SomeSession:
@@ -85,6 +96,8 @@ def read_session(kind: type[SomeSession], engine: Engine, file: Path, memory: Th
         settings = dict(written["settings"])
         settings["tools"] = [ToolSpec.from_openai(tool) for tool in settings["tools"]]
         session = kind(engine, layout_for(engine, StreamingLLM(**written["policy"])), memory=memory, **settings)
+        check_cache(tensors, session.layout)
+        check_chat(written["chat"], engine.model.config.get_text_config().vocab_size)
         session.restore(_state(written, tensors, session.layout))
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise _unusable(file, f"is damaged ({error})") from error
@@ -106,11 +119,9 @@ def _read(engine: Engine, file: Path) -> tuple[dict[str, Any], dict[str, Tensor]
 
 def _state(written: Mapping[str, Any], tensors: Mapping[str, Tensor], layout: Layout) -> State:
     cache = StreamingCache.restored(layout, tensors)
-    live = [Turn(**turn) for turn in written["turns"]["live"]]
-    evictable = sum(turn.evictable for turn in live)
-    if len(cache) > cache.capacity or evictable != max(0, len(cache) - cache.pinned):
-        raise ValueError(f"{evictable} tokens of turns, {len(cache)} in the cache")
-    window = Window(cache, Turns(live, int(written["turns"]["count"])), int(written["tokens_seen"]))
+    turns = Turns([Turn(**turn) for turn in written["turns"]["live"]], int(written["turns"]["count"]))
+    check_turns(turns, max(0, len(cache) - cache.pinned))
+    window = Window(cache, turns, int(written["tokens_seen"]))
     chat = {name: written["chat"][name] for name in CHAT}
     return State(window, **{**chat, "recalled": tuple(chat["recalled"])})
 

@@ -1,42 +1,26 @@
 """Sessions for frameworks that send the whole history with every call: only what is new is read.
 
 A call goes on with the session that has read the messages before it, found by thread id, or by those messages. If the
-history is not the one that was read (edited, branched, of another process) it is read again, as far as it fits.
+history is not the one that was read (edited, branched, cut short, of another process) it is read again, as far as it
+fits. The long-term memory loses what an edit took out of the history, and nothing else.
 """
 
-import hashlib
-import json
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 from transformers import PreTrainedModel
 
-from ragkv.config import SamplingParams
 from ragkv.engine import Engine
 from ragkv.errors import ConfigError
 from ragkv.messages import Message
 from ragkv.policies import StreamingLLM
-from ragkv.reply import Chunk
-from ragkv.sampling import Constraint
 from ragkv.streaming.cache import Layout
-from ragkv.streaming.exchanges import text_of
+from ragkv.streaming.conversation import Conversation, Entry
 from ragkv.streaming.long_term import MemoryStore
 from ragkv.streaming.session import Session, layout_for
-from ragkv.tools import ToolCall, ToolSpec
-
-_UNKNOWN = "a session that no history can be compared with"
-
-
-@dataclass
-class _Entry:
-    """A session and a digest of all messages that it has read, replies included."""
-
-    session: Session | None = None
-    digest: str = _UNKNOWN
-    lock: threading.Lock = field(default_factory=threading.Lock)
+from ragkv.tools import ToolSpec
 
 
 class StreamingMemory:
@@ -47,8 +31,8 @@ class StreamingMemory:
         max_turn_tokens: most tokens of new messages that enter a cache at once, see `Session`.
         store: long-term memories by thread id, for what leaves a cache; None for none.
         recall_tokens: most tokens of recalled turns in a prompt.
-        max_threads: sessions that are held; the one that was used least recently goes first, and its history is read
-            again when it comes back.
+        max_threads: sessions that are held; the one that was used least recently goes first, into the store, and its
+            history is read again when it comes back.
 
     Raises:
         ConfigError: an option is out of its bounds.
@@ -69,7 +53,7 @@ class StreamingMemory:
         self.policy = StreamingLLM(num_sink_tokens, window_length)
         self.store, self.max_threads = store, max_threads
         self._max_turn_tokens, self._recall_tokens = max_turn_tokens, recall_tokens
-        self._entries: OrderedDict[tuple[str | None, str], _Entry] = OrderedDict()
+        self._entries: OrderedDict[tuple[str | None, str], Entry] = OrderedDict()
         self._layouts: weakref.WeakKeyDictionary[PreTrainedModel, Layout] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
 
@@ -89,39 +73,43 @@ class StreamingMemory:
 
     def conversation(
         self, engine: Engine, messages: Sequence[Message], tools: Sequence[ToolSpec], thread_id: str | None
-    ) -> "Conversation":
+    ) -> Conversation:
         """A call that is to be answered; see `Conversation`."""
         return Conversation(self, engine, messages, tools, thread_id)
 
-    def take(self, thread_id: str | None, digests: Sequence[str]) -> _Entry:
-        """The entry of a thread, or without one, an entry that has read some of the history, which is its alone."""
+    def flush(self) -> None:
+        """Put what is still in the caches into the store too, when the process is at its end."""
         with self._lock:
-            if thread_id is not None:
-                entry = self._entries.setdefault((thread_id, digests[0]), _Entry())
-                self._entries.move_to_end((thread_id, digests[0]))
-                self._trim()
-                return entry
-            known = (self._entries.pop((None, digest), None) for digest in reversed(digests[1:]))
-            return next((entry for entry in known if entry is not None), _Entry())
+            entries = list(self._entries.values())
+        _flush(entries)
 
-    def put(self, entry: _Entry, thread_id: str | None) -> None:
+    def take(self, thread_id: str | None, digests: Sequence[str]) -> Entry:
+        """The entry of a thread, or without one, an entry that has read some of the history, which is its alone."""
+        if thread_id is not None:
+            return self._put((thread_id, digests[0]))
+        with self._lock:
+            known = (self._entries.pop((None, digest), None) for digest in reversed(digests[1:]))
+            return next((entry for entry in known if entry is not None), Entry())
+
+    def put(self, entry: Entry, thread_id: str | None) -> None:
         """Keep an entry that was taken without a thread id, to be found by what it has read."""
         if thread_id is None:
-            with self._lock:
-                self._entries[None, entry.digest] = entry
-                self._trim()
+            self._put((None, entry.digest), entry)
 
-    def _trim(self) -> None:
-        while len(self._entries) > self.max_threads:
-            self._entries.popitem(last=False)
+    def _put(self, key: tuple[str | None, str], entry: Entry | None = None) -> Entry:
+        """The entry of this key, which is now the one used last; those used least recently make room for it."""
+        with self._lock:
+            entry = self._entries.setdefault(key, Entry()) if entry is None else entry
+            self._entries[key] = entry
+            self._entries.move_to_end(key)
+            idle = [key for key, each in self._entries.items() if each is not entry and not each.lock.locked()]
+            surplus = max(0, len(self._entries) - self.max_threads)
+            gone = [self._entries.pop(key) for key in idle[:surplus]]
+        _flush(gone)
+        return entry
 
-    def start(
-        self, engine: Engine, system: str, tools: Sequence[ToolSpec], thread_id: str | None, *, edited: bool
-    ) -> Session:
-        """A new session; one for an edited history forgets what the long-term memory has of the old one."""
-        memory = None if self.store is None or thread_id is None else self.store.thread(thread_id)
-        if memory is not None and edited:
-            memory.delete()
+    def start(self, engine: Engine, system: str, tools: Sequence[ToolSpec], thread_id: str | None) -> Session:
+        """A new session, with the thread's long-term memory."""
         with self._lock:
             if engine.model not in self._layouts:
                 self._layouts[engine.model] = layout_for(engine, self.policy)
@@ -131,82 +119,14 @@ class StreamingMemory:
             layout,
             system=system,
             tools=tools,
-            memory=memory,
+            memory=None if self.store is None or thread_id is None else self.store.thread(thread_id),
             recall_tokens=self._recall_tokens,
             max_turn_tokens=self._max_turn_tokens,
         )
 
 
-class Conversation:
-    """One call: its whole history, of which a session may have read the beginning. Calls of one thread take turns.
-
-    Args:
-        memory: where sessions are kept.
-        engine: model and tokenizer.
-        messages: the history; system messages at its head are pinned.
-        tools: functions that the model may call; pinned.
-        thread_id: of the conversation; None to go by its messages.
-    """
-
-    def __init__(
-        self,
-        memory: StreamingMemory,
-        engine: Engine,
-        messages: Sequence[Message],
-        tools: Sequence[ToolSpec],
-        thread_id: str | None,
-    ) -> None:
-        self._memory, self._engine, self._tools, self._thread_id = memory, engine, tools, thread_id
-        head = next((i for i, message in enumerate(messages) if message["role"] != "system"), len(messages))
-        self._system = "\n\n".join(text_of(message) for message in messages[:head])
-        self._messages = messages[head:]
-        self._digests = _digests(self._system, tools, self._messages)
-        self._entry: _Entry | None = None
-
-    def stream(
-        self, sampling: SamplingParams, constraint: Constraint | None, cancel: threading.Event
-    ) -> Iterator[Chunk]:
-        """The reply; see `Session.stream`. It must be told to `replied` before the iterator is closed."""
-        entry = self._memory.take(self._thread_id, self._digests)
-        with entry.lock:
-            session, new = self._session(entry)
-            try:
-                session.append(new)
-                chunks = session.stream(sampling, constraint=constraint, cancel=cancel)
-                entry.session, entry.digest = session, _UNKNOWN
-                self._entry = entry
-                yield from chunks
-            finally:
-                session.discard()
-                if self._entry is None and session is entry.session:  # refused, so nothing has changed
-                    self._memory.put(entry, self._thread_id)
-
-    def replied(self, reply: Message) -> None:
-        """Say what the framework will send as this reply, so that its next call is known to go on from here."""
-        if self._entry is not None:
-            self._entry.digest = _digest(self._digests[-1], reply)
-            self._memory.put(self._entry, self._thread_id)
-
-    def _session(self, entry: _Entry) -> tuple[Session, Sequence[Message]]:
-        """The session to go on with, and the messages that are new to it."""
-        session = entry.session
-        if session is not None and session.engine.model is self._engine.model and entry.digest in self._digests[:-1]:
-            return session, self._messages[self._digests.index(entry.digest) :]
-        new = self._memory.start(self._engine, self._system, self._tools, self._thread_id, edited=session is not None)
-        return new, self._messages
-
-
-def _digests(system: str, tools: Sequence[ToolSpec], messages: Sequence[Message]) -> list[str]:
-    """Digest i is that of the fixed beginning and of the first i messages."""
-    beginning = json.dumps([system, [tool.to_openai() for tool in tools]], sort_keys=True)
-    digests = [hashlib.sha256(beginning.encode()).hexdigest()]
-    for message in messages:
-        digests.append(_digest(digests[-1], message))
-    return digests
-
-
-def _digest(before: str, message: Message) -> str:
-    """Frameworks make up ids and trim white space, so neither counts."""
-    calls = [ToolCall.from_openai(call) for call in message.get("tool_calls") or ()]
-    said = [message["role"], text_of(message).strip(), [[call.name, call.arguments] for call in calls]]
-    return hashlib.sha256(f"{before} {json.dumps(said, sort_keys=True)}".encode()).hexdigest()
+def _flush(entries: Sequence[Entry]) -> None:
+    for entry in entries:
+        with entry.alone(threading.Event()):
+            if entry.session is not None:
+                entry.session.flush()

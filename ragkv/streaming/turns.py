@@ -14,7 +14,7 @@ class Turn:
         text: what a long-term memory gets to keep; empty where there is none.
         tokens: read so far.
         evictable: of these, in the cache and not pinned.
-        dropped: of these, evicted.
+        dropped: of these, not in the cache any more, or never: evicted, or left out by SnapKV.
     """
 
     number: int
@@ -53,8 +53,10 @@ class Turns:
 
         The current turn and texts lose what is needed and no more, an exchange that is over all that it has.
         """
-        while needed > 0:
-            turn, current = self.live[0], self.live[-1]
+        for turn in list(self.live):
+            if needed <= 0:
+                return
+            current = self.live[-1]
             dropped = turn.evictable if turn.whole and turn is not current else min(turn.evictable, needed)
             turn.evictable -= dropped
             turn.dropped += dropped
@@ -80,7 +82,7 @@ class MemoryReport:
         cache_bytes: memory that the cache takes.
         turns: turns so far, those of earlier sessions with the same long-term memory included.
         remembered_turns: numbers of those that are whole in the cache.
-        partial_turns: numbers of those of which only the end is.
+        partial_turns: numbers of those of which only a part is.
         recalled_turns: numbers of earlier turns that the last prompt was reminded of.
     """
 

@@ -63,10 +63,11 @@ class Window:
 
     def make_room(self, count: int, on_dropped: Callable[[Turn], None]) -> None:
         """Evict until `count` tokens fit."""
-        for turn in self.turns.evict(count - self.cache.room):
-            if turn.evictable == 0 and turn is not self.turns.live[-1]:
-                on_dropped(turn)
+        turns = self.turns.evict(count - self.cache.room)
+        gone = [turn for turn in turns if turn.evictable == 0 and turn is not self.turns.live[-1]]
         self.cache.evict(max(0, len(self.cache) - self.cache.pinned - self._evictable))
+        for turn in gone:  # last: a memory that cannot be written leaves the cache in order
+            on_dropped(turn)
 
     def take_back(self, tokens: int) -> None:
         """Forget the last tokens of the current turn, as if they had not been read."""

@@ -25,13 +25,14 @@ def prepare_tool_messages(
     Args:
         messages: assistant messages may have "tool_calls" (OpenAI-like; arguments as a dictionary or JSON text), and
             messages of the role "tool" have "tool_call_id", "name" and, for a call that failed, "status": "error".
+            "invalid_tool_calls" are texts that an assistant wrote for calls, and nobody can read as such.
         tools: those that the model may call.
 
     Returns:
         The messages, and the tools for the template; None if it takes none.
     """
     known = tool_format(tokenizer)
-    seen = [_with_visible_error(message) for message in messages]
+    seen = [_with_broken_calls(_with_visible_error(message)) for message in messages]
     if known is None:
         return _as_plain_text(seen, tools), None
     prepared = [_with_calls(message, short_ids=known is MISTRAL) for message in seen]
@@ -46,6 +47,18 @@ def _with_visible_error(message: Message) -> Message:
     parts = [Segment(content)] if isinstance(content, str) else list(content)
     if not "".join(part.text for part in parts).lstrip().lower().startswith("error"):
         parts.insert(0, Segment("Error: "))
+    return {**message, "content": parts}
+
+
+def _with_broken_calls(message: Message) -> Message:
+    """Broken calls are part of a reply's text: no template can write them, and the model sees what went wrong."""
+    broken = [Segment(call) for call in message.get("invalid_tool_calls") or ()]
+    if not broken:
+        return message
+    content = message.get("content") or []
+    parts = [Segment(content)] if isinstance(content, str) else list(content)
+    for call in broken:
+        parts += [Segment("\n"), call] if parts else [call]
     return {**message, "content": parts}
 
 

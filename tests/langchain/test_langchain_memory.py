@@ -51,6 +51,11 @@ async def _astream(llm: ChatSnapKV, history: list[BaseMessage], config: Runnable
     return AIMessage(sum(chunks[1:], chunks[0]).text, usage_metadata=sum(chunks[1:], chunks[0]).usage_metadata)
 
 
+async def _stream_whole(llm: ChatSnapKV, history: list[BaseMessage], config: RunnableConfig) -> BaseMessage:
+    chunks = list(llm.stream(history, config))
+    return sum(chunks[1:], chunks[0])
+
+
 @pytest.mark.parametrize("call", [_invoke, _ainvoke, _batch, _stream, _astream])
 async def test_only_what_is_new_in_a_thread_is_read(llm: ChatSnapKV, call: Callable[..., Any]) -> None:
     histories: dict[str, list[BaseMessage]] = {"a": [], "b": []}
@@ -80,6 +85,21 @@ def test_an_edited_history_is_read_again(llm: ChatSnapKV) -> None:
     expected = llm.model_copy(update={"memory": StreamingMemory(window_length=400)}).invoke(history)
     assert llm.invoke(history, _thread("a")).content == expected.content
     assert llm.memory.session("a").report().turns == 2
+
+
+@pytest.mark.parametrize("call", [_invoke, _stream_whole])
+async def test_a_call_that_was_cut_off_is_no_edit(llm: ChatSnapKV, call: Callable[..., Any]) -> None:
+    bound = llm.bind_tools([now], tool_choice="any", max_tokens=8)
+    history: list[BaseMessage] = [HumanMessage("What time is it?")]
+    history.append(await call(bound, history, _thread("a")))
+    assert len(history[-1].invalid_tool_calls) == 1
+    session = llm.memory.session("a")
+    history.append(HumanMessage("Well?"))
+    bound.invoke(history, _thread("a"))
+    assert llm.memory.session("a") is session
+    # Who reads it all sees what was cut off.
+    plain, without = llm.model_copy(update={"memory": None}).bind_tools([now]), [history[0], AIMessage(""), history[2]]
+    assert _read(plain.invoke(history)) > _read(plain.invoke(without)) + 5
 
 
 def test_a_batch_of_threads_is_a_reply_to_each(llm: ChatSnapKV) -> None:

@@ -53,7 +53,7 @@ async def test_what_was_flushed_comes_back_where_it_fits(store: MemoryStore) -> 
     asked = str(history[-1].content)
     assert RECALLED in asked
     assert END_OF_RECALLED in asked
-    assert "[turn 0] user: My dog is called Rex and he is a corgi.\nassistant: A fine name for a corgi." in asked
+    assert "> [turn 0] user: My dog is called Rex and he is a corgi.\n> assistant: A fine name for a corgi." in asked
     assert "Lisbon" not in asked
 
 

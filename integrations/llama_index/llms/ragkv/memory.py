@@ -33,7 +33,7 @@ class RecallMemoryBlock(BaseMemoryBlock[str]):
 
     async def _aget(self, messages: list[ChatMessage] | None = None, session_id: str = "", **block_kwargs: Any) -> str:
         question = last_question(_readable(messages or ()))
-        return await asyncio.to_thread(self._recall, question, session_id) if question else ""
+        return await asyncio.to_thread(self._recall, question, session_id) if question.strip() else ""
 
     async def _aput(self, messages: list[ChatMessage]) -> None:
         # LlamaIndex hands the session's id over on the messages.
@@ -43,9 +43,7 @@ class RecallMemoryBlock(BaseMemoryBlock[str]):
     def _recall(self, question: str, session_id: str) -> str:
         thread, tokenizer = self.store.thread(session_id), get_tokenizer()
         frame = len(tokenizer(RECALLED + END_OF_RECALLED))
-        found = thread.recall(
-            question, self.recall_tokens - frame, lambda text: len(tokenizer(text)), before=thread.next_turn
-        )
+        found = thread.recall(question, self.recall_tokens - frame, lambda text: len(tokenizer(text)))
         return RECALLED + "".join(each.line for each in found) + END_OF_RECALLED if found else ""
 
     def _keep(self, messages: Sequence[Message], session_id: str) -> None:
