@@ -3,9 +3,14 @@
 import re
 import runpy
 import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
+
+from ragkv.registry import unload
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 MODEL = "qwen2.5-coder-0.5b"
@@ -29,7 +34,16 @@ def test_every_example_is_run() -> None:
     assert sorted(PRINTS) == sorted(file.name for file in EXAMPLES.glob("*.py"))
 
 
-@pytest.mark.usefixtures("cores_to_spare")
+@pytest.fixture
+def one_large_model(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The 1.5B takes 6 GB in float32: one worker of the run has it at a time, and none keeps it."""
+    lock = FileLock(tmp_path_factory.getbasetemp().parent / "one_large_model.lock")
+    with lock if name in STRONGER else nullcontext():
+        yield
+        unload()
+
+
+@pytest.mark.usefixtures("cores_to_spare", "one_large_model")
 @pytest.mark.parametrize("name", sorted(PRINTS))
 def test_example(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", [name, *BOUNDED.get(name, [STRONGER.get(name, MODEL)])])

@@ -30,6 +30,8 @@ from ragkv.errors import ConfigError, PromptTooLong, ReplyTimeout
 from ragkv.messages import Segment
 from ragkv.policies import SnapKV
 from ragkv.prompt import CitePrompt
+from ragkv.streaming.exchanges import text_of
+from ragkv.tools import prepare_tool_messages
 from tiny import tiny_model, tiny_tokenizer
 
 QUESTION = "Who wrote the last question?"
@@ -223,8 +225,9 @@ class TestMessages:
 
     def test_a_broken_call_is_shown_to_the_model(self) -> None:
         broken: Any = {"name": "add", "args": '{"a": ', "id": "c1", "error": "cut off", "type": "invalid_tool_call"}
-        [message] = to_ragkv([AIMessage("Well.", invalid_tool_calls=[broken])])
-        assert message["content"] == 'Well.\n{"a": '
+        messages = to_ragkv([AIMessage("Well.", invalid_tool_calls=[broken])])
+        (message,), _ = prepare_tool_messages(tiny_tokenizer(), messages)
+        assert text_of(message) == 'Well.\n{"a": '
 
     @pytest.mark.parametrize(
         "block",
