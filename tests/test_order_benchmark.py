@@ -70,3 +70,20 @@ def test_the_command(loaded: LoadedModel, tmp_path: Path, two_questions: Path, m
     assert result["rows"][0]["differences"]["f1"]["value"] == 0
     assert json.loads((tmp_path / "order.json").read_text()) == result
     assert (tmp_path / "order.md").read_text().startswith("| mode |")
+
+
+@pytest.mark.parametrize(("options", "passages"), [((), 6), (("--own-passages",), 3)])
+def test_passages_are_those_of_all_questions_or_of_the_drawn_ones(
+    loaded: LoadedModel, two_questions: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], passages: int
+) -> None:
+    monkeypatch.setattr("ragkv_evals.order_command.load", lambda model, device=None: loaded)
+    monkeypatch.setattr(
+        "ragkv_evals.order_command.answers", lambda *_: iter([_scored(AS_RANKED), _scored(POPULAR_FIRST)])
+    )
+    command = ["order", "--data", str(two_questions), "--limit", "1", *options]
+    result = json.loads(CliRunner().invoke(app, command, catch_exceptions=False).stdout)
+    assert (result["passages"], result["own_passages"]) == (passages, bool(options))
+
+
+def _scored(mode: str) -> benchmark.Answered:
+    return benchmark.Answered("a", mode, "", {"f1": 1.0}, 1.0, 100, 100)

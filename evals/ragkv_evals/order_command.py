@@ -25,6 +25,12 @@ def order(
     top_k: Annotated[int, typer.Option(min=1, help="Passages retrieved for each question.")] = 10,
     budget: Annotated[int, typer.Option(help="Entries kept per KV head.")] = 1024,
     limit: Annotated[int, typer.Option(min=1, help="Questions to draw.")] = 50,
+    own_passages: Annotated[
+        bool,
+        typer.Option(
+            "--own-passages", help="Retrieve from the passages of the drawn questions alone, so that more are shared."
+        ),
+    ] = False,
     kv_memory_bytes: Annotated[int, typer.Option(min=1, help="Of K/V that each order keeps.")] = 2 * 2**30,
     seed: Annotated[int, typer.Option(help="Fixes what is drawn.")] = 0,
     device: Annotated[str | None, typer.Option(help="Such as cpu or cuda:0.", show_default="GPU if any")] = None,
@@ -36,7 +42,7 @@ def order(
     every = hotpotqa.load(data)
     questions = [every[i] for i in drawn(len(every), seed)[:limit]]
     with console.status("indexing") as status:
-        index = index_of(every, SentenceTransformerEmbedder(device=device))
+        index = index_of(questions if own_passages else every, SentenceTransformerEmbedder(device=device))
         loaded = load(model, device=device)
 
         def notify(done: int) -> None:
@@ -49,6 +55,7 @@ def order(
         "model": loaded.name,
         "top_k": top_k,
         "passages": len(index),
+        "own_passages": own_passages,
         "budget": budget,
         "kv_memory_bytes": kv_memory_bytes,
         "seed": seed,
