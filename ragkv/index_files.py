@@ -6,9 +6,7 @@ The manifest is replaced last, in one step, so a reader finds the old index or t
 
 import hashlib
 import json
-import os
 import re
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from safetensors.numpy import load, save
 from ragkv.documents import JSON, Document, parse_row
 from ragkv.embedding import Vectors
 from ragkv.errors import DocumentError
+from ragkv.storage import replace_file
 
 MANIFEST = "manifest.json"
 FORMAT = "ragkv-index"
@@ -48,8 +47,8 @@ def write_index(folder: Path, passages: Sequence[Document], vectors: Vectors, em
         folder.mkdir(parents=True, exist_ok=True)
         _refuse_foreign(folder)
         for kind, data in files.items():
-            _replace(_data_file(folder, kind, hashes[kind]), data)
-        _replace(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
+            replace_file(_data_file(folder, kind, hashes[kind]), data)
+        replace_file(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
         kept = {_data_file(folder, kind, sha256) for kind, sha256 in hashes.items()}
         for path in folder.iterdir():
             if DATA_FILE.fullmatch(path.name) and path not in kept:
@@ -140,14 +139,3 @@ def _refuse_foreign(folder: Path) -> None:
             return
     if any(not name.startswith(".") for name in foreign):
         raise DocumentError(f"{folder}: holds other files ({sorted(foreign)[0]}): choose an empty folder")
-
-
-def _replace(path: Path, data: bytes) -> None:
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
-        try:
-            file.write(data)
-            file.close()
-            os.replace(file.name, path)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise

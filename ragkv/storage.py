@@ -8,6 +8,7 @@ killed process left behind is removed by the next.
 import errno
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,6 +57,22 @@ def publish(staged: Path, target: Path) -> None:
         os.replace(staged, target)
         if os.name == "posix":
             _flush(target.parent)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a small file whole or not at all, for its owner alone; one that is there is replaced.
+
+    Raises:
+        OSError: the disk is full or cannot be written.
+    """
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
+        try:
+            file.write(data)
+            file.close()
+            os.replace(file.name, path)
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise
 
 
 def require_space(folder: Path, needed: int, purpose: str) -> None:

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -201,6 +202,18 @@ def test_a_large_tool_result_does_not_flush_the_conversation(engine: Engine) -> 
     assert session.report().tokens_held <= 400
 
 
+def _voters(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The questions that vote on what is compressed from now on, as they do."""
+    seen = list[str]()
+
+    def watched(model: Any, cache: Any, prompt: Any, question: Any, *rest: Any) -> Any:
+        seen.append(engine.tokenizer.decode(question))
+        return read_compressed(model, cache, prompt, question, *rest)
+
+    monkeypatch.setattr("ragkv.streaming.reading.read_compressed", watched)
+    return seen
+
+
 def _history(result: str) -> list[dict[str, str]]:
     said = [("Who are you?", "A fox."), ("Find the answer.", "I search.")]
     history = [{"role": role, "content": text} for pair in said for role, text in zip(ROLES, pair, strict=True)]
@@ -210,14 +223,7 @@ def _history(result: str) -> list[dict[str, str]]:
 def test_a_large_tool_result_does_not_flush_a_history_that_is_read_again(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    questions = []
-    monkeypatch.setattr(
-        "ragkv.streaming.reading.read_compressed",
-        lambda model, cache, prompt, question, *rest: (
-            questions.append(engine.tokenizer.decode(question)),
-            read_compressed(model, cache, prompt, question, *rest),
-        )[1],
-    )
+    questions = _voters(engine, monkeypatch)
     session = engine.session(StreamingLLM(4, 396), max_turn_tokens=100, chunk_size=64)
     session.append([*_history("a quick brown fox " * 40), {"role": "user", "content": "And?"}])
     session.generate(SHORT)
@@ -244,14 +250,7 @@ def test_what_of_a_history_cannot_be_compressed_is_dropped(engine: Engine) -> No
 def test_the_question_before_a_tool_result_decides_what_is_kept(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
-    monkeypatch.setattr(
-        "ragkv.streaming.reading.read_compressed",
-        lambda model, cache, prompt, question, *rest: (
-            asked.append(engine.tokenizer.decode(question)),
-            read_compressed(model, cache, prompt, question, *rest),
-        )[1],
-    )
+    asked = _voters(engine, monkeypatch)
     session = engine.session(StreamingLLM(4, 396), max_turn_tokens=100)
     session.append({"role": "user", "content": "Who wrote it?"})
     session.generate(SHORT)

@@ -9,7 +9,7 @@ from conftest import EngineOf
 from ragkv.chat_model import ChatRequest, stream_thread
 from ragkv.config import SamplingParams
 from ragkv.engine import Engine
-from ragkv.errors import PromptTooLong, ReplyTimeout
+from ragkv.errors import ConfigError, PromptTooLong, ReplyTimeout
 from ragkv.messages import Message
 from ragkv.streaming.exchanges import edited_out
 from ragkv.streaming.long_term import MemoryStore, ThreadMemory
@@ -162,3 +162,17 @@ def test_a_thread_that_makes_room_is_kept(engine: Engine, tmp_path: Path) -> Non
     assert (store.thread("a").turns, store.thread("b").turns) == (1, 0)
     memory.flush()
     assert (store.thread("a").turns, store.thread("b").turns) == (1, 1)
+
+
+def test_an_unfinished_reply_keeps_no_other_conversation_out_of_the_store(engine: Engine, tmp_path: Path) -> None:
+    store = MemoryStore(HashingEmbedder(), tmp_path)
+    memory = StreamingMemory(window_length=300, store=store)
+    for thread in ("a", "b", "c"):
+        _ask(memory, engine, [_user(FIRST)], thread)
+    request = ChatRequest([_user("Who?")], SamplingParams(max_tokens=90))
+    events = stream_thread(engine, request, memory, "b")
+    next(events)
+    with pytest.raises(ConfigError, match="unfinished reply"):
+        memory.flush()
+    assert (store.thread("a").turns, store.thread("c").turns) == (1, 1)
+    events.close()

@@ -19,7 +19,7 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedModel
 
-_SAMPLED = 64  # numbers of each weight that tell it from another
+_SAMPLED = 64  # numbers of each weight: a sum says nothing of their order
 _NOT_IDENTITY = {"_name_or_path", "transformers_version", "architectures", "_attn_implementation", "dtype"}
 
 DiskDType = Literal["model", "int8"]

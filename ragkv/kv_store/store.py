@@ -111,7 +111,7 @@ class KVStore:
 
     def longest_prefix(self, model: PreTrainedModel, ids: Sequence[int]) -> Prefix:
         """The longest beginning of a prompt that is stored."""
-        owner = owner_of(model, self.namespace, self.block_size, self.disk_dtype, rope_regime(model, len(ids)))
+        owner = self._owner(model, ids)
         blocks: list[Block] = []
         parent = owner.root
         for key in owner.chain(ids[: self.stored_tokens(len(ids))]):
@@ -127,7 +127,7 @@ class KVStore:
 
     def known_tokens(self, model: PreTrainedModel, ids: Sequence[int]) -> int:
         """About how many tokens of a prompt `longest_prefix` would find: files are looked for, but not read."""
-        owner = owner_of(model, self.namespace, self.block_size, self.disk_dtype, rope_regime(model, len(ids)))
+        owner = self._owner(model, ids)
         kept, known = self.stored_tokens(len(ids)), 0
         for key in owner.chain(ids[:kept]):
             if self._memory.get(key) is None and not (self._folder is not None and self._folder.has(owner, key)):
@@ -136,10 +136,10 @@ class KVStore:
         return known
 
     def used(self, found: Sequence[tuple[Sequence[int], Prefix]]) -> None:
-        """Mark what was found, in whole blocks or tails, as used now, and count all of it as one prompt's hit.
+        """Mark what was found as used now, keep it in memory as far as there is room, and count it as one prompt's hit.
 
         Args:
-            found: texts and what `longest_prefix` gave for each.
+            found: tokens and what `longest_prefix` gave for them, all on one side of the rotation's original length.
         """
         if not found:
             return
@@ -175,6 +175,9 @@ class KVStore:
         created = sum(block.tokens for key, block in behind if key in new)
         self._tally.add(usage + Usage(created_tokens=created))
         return created
+
+    def _owner(self, model: PreTrainedModel, ids: Sequence[int]) -> Owner:
+        return owner_of(model, self.namespace, self.block_size, self.disk_dtype, rope_regime(model, len(ids)))
 
     def info(self) -> StoreInfo:
         """What is in memory, of all namespaces."""

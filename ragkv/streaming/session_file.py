@@ -6,8 +6,6 @@ done with it, and no format can hold code.
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -22,6 +20,7 @@ from ragkv.engine import Engine
 from ragkv.errors import DocumentError
 from ragkv.kv_store.keys import model_digest
 from ragkv.policies import StreamingLLM
+from ragkv.storage import replace_file
 from ragkv.streaming.cache import Layout, StreamingCache
 from ragkv.streaming.long_term import ThreadMemory
 from ragkv.streaming.reading import State
@@ -63,20 +62,9 @@ def write_session(session: Session, state: State, file: Path) -> None:
     data = save(tensors, metadata={FORMAT: json.dumps(written)})
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        _replace(file, data)
+        replace_file(file, data)
     except OSError as error:
         raise DocumentError(f"{file}: cannot write the session ({error.strerror}): choose another place") from error
-
-
-def _replace(file: Path, data: bytes) -> None:
-    with tempfile.NamedTemporaryFile(dir=file.parent, prefix=".", delete=False) as staged:
-        try:
-            staged.write(data)
-            staged.close()
-            os.replace(staged.name, file)
-        except BaseException:
-            Path(staged.name).unlink(missing_ok=True)
-            raise
 
 
 def read_session(kind: type[SomeSession], engine: Engine, file: Path, memory: ThreadMemory | None) -> SomeSession:

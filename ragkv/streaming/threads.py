@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 from transformers import PreTrainedModel
 
@@ -78,7 +79,11 @@ class StreamingMemory:
         return Conversation(self, engine, messages, tools, thread_id)
 
     def flush(self) -> None:
-        """Put what is still in the caches into the store too, when the process is at its end."""
+        """Put what is still in the caches into the store too, when the process is at its end.
+
+        Raises:
+            ConfigError: this thread holds an unfinished reply; all other conversations are stored.
+        """
         with self._lock:
             entries = list(self._entries.values())
         _flush(entries)
@@ -126,7 +131,12 @@ class StreamingMemory:
 
 
 def _flush(entries: Sequence[Entry]) -> None:
-    for entry in entries:
-        with entry.alone(threading.Event()):
-            if entry.session is not None:
-                entry.session.flush()
+    with ExitStack() as stack:  # one that fails keeps none of the others out
+        for entry in reversed(entries):
+            stack.callback(_flush_one, entry)
+
+
+def _flush_one(entry: Entry) -> None:
+    with entry.alone(threading.Event()):
+        if entry.session is not None:
+            entry.session.flush()
