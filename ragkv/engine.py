@@ -174,7 +174,8 @@ class Engine:
             ModelError: the model cannot stream.
             ConfigError: the policy keeps more than the model sees, or an option is out of its bounds.
         """
-        from ragkv.streaming.session import Session, layout_for
+        from ragkv.streaming.layout import layout_for
+        from ragkv.streaming.session import Session
 
         most = self.loaded.context_length - StreamingLLM.num_sink_tokens
         chosen = policy or StreamingLLM(window_length=min(StreamingLLM.window_length, most))

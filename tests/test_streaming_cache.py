@@ -21,8 +21,9 @@ from conftest import ModelOf
 from ragkv.backend import prepare
 from ragkv.errors import ConfigError, ModelError
 from ragkv.policies import StreamingLLM
-from ragkv.streaming.cache import Layout, StreamingCache, read
+from ragkv.streaming.cache import StreamingCache, read
 from ragkv.streaming.layer import StreamingLayer
+from ragkv.streaming.layout import Layout
 from ragkv.streaming.rotation import find_rotations
 from reference import greedy, run
 from streaming_reference import ReferenceStream

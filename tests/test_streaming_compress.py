@@ -14,8 +14,9 @@ from ragkv.engine import Engine
 from ragkv.errors import Cancelled, ConfigError, PromptTooLong
 from ragkv.policies import FullKV, SnapKV, StreamingLLM
 from ragkv.prefill import prefill
-from ragkv.streaming.cache import Layout, StreamingCache, read
+from ragkv.streaming.cache import StreamingCache, read
 from ragkv.streaming.compress_turn import kept_spans, read_compressed
+from ragkv.streaming.layout import Layout
 from streaming_reference import ReferenceStream
 from tiny import random_prompt
 

@@ -19,7 +19,8 @@ from ragkv.backend import forward
 from ragkv.cache import new_cache
 from ragkv.errors import ConfigError
 from ragkv.policies import StreamingLLM
-from ragkv.streaming.cache import Layout, StreamingCache, read
+from ragkv.streaming.cache import StreamingCache, read
+from ragkv.streaming.layout import Layout
 from ragkv_evals.speed import now
 from ragkv_evals.streaming_pass import StreamingPass
 

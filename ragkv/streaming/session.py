@@ -18,11 +18,11 @@ from ragkv.config import SamplingParams
 from ragkv.engine import Engine
 from ragkv.errors import ConfigError, PromptTooLong
 from ragkv.messages import Message
-from ragkv.policies import StreamingLLM
 from ragkv.reply import Chunk, Completion, Reply
 from ragkv.sampling import Constraint
-from ragkv.streaming.cache import Layout, StreamingCache
+from ragkv.streaming.cache import StreamingCache
 from ragkv.streaming.exchanges import exchanges, plain, with_documents, with_recalled
+from ragkv.streaming.layout import Layout
 from ragkv.streaming.limits import Limits
 from ragkv.streaming.reading import Reader, State
 from ragkv.streaming.transcript import Transcript
@@ -159,19 +159,7 @@ class Session:
 
     def report(self) -> MemoryReport:
         """What is remembered and what was dropped, as of now."""
-        window = self._reader.state.window
-        live = window.turns.live
-        return MemoryReport(
-            tokens_seen=window.tokens_seen,
-            tokens_held=len(window.cache),
-            pinned_tokens=min(window.cache.pinned, len(window.cache)),
-            capacity=window.cache.capacity,
-            cache_bytes=window.cache.nbytes,
-            turns=window.turns.count,
-            remembered_turns=tuple(turn.number for turn in live if not turn.dropped),
-            partial_turns=tuple(turn.number for turn in live if turn.dropped),
-            recalled_turns=self._reader.state.recalled,
-        )
+        return self._reader.state.window.report(self._reader.state.recalled)
 
     def remembers(self, turn: int) -> bool:
         """Whether every token of turn number `turn` (from 0) is in the cache."""
@@ -287,20 +275,3 @@ class Session:
             yield
         finally:
             self._busy.release()
-
-
-def layout_for(engine: Engine, policy: StreamingLLM) -> Layout:
-    """What all sessions of a model and a policy have in common; takes one small forward pass.
-
-    Raises:
-        ModelError: the model cannot stream.
-        ConfigError: the cache would hold more than the model can see.
-    """
-    capacity, context = policy.num_sink_tokens + policy.window_length, engine.loaded.context_length
-    if capacity > context:
-        raise ConfigError(
-            f"num_sink_tokens={policy.num_sink_tokens} and window_length={policy.window_length}: more than the "
-            f"{context} tokens of context of {engine.loaded.name}; set window_length to "
-            f"{context - policy.num_sink_tokens} or less"
-        )
-    return Layout.of(engine.model, policy)

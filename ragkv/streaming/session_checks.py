@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ragkv.streaming.cache import Layout
+from ragkv.streaming.layout import Layout
 from ragkv.streaming.turns import Turns
 
 _STATES, _PINNED = ("keys", "values"), ("pinned_keys", "pinned_values")

@@ -21,10 +21,11 @@ from ragkv.errors import DocumentError
 from ragkv.kv_store.keys import model_digest
 from ragkv.policies import StreamingLLM
 from ragkv.storage import replace_file
-from ragkv.streaming.cache import Layout, StreamingCache
+from ragkv.streaming.cache import StreamingCache
+from ragkv.streaming.layout import Layout, layout_for
 from ragkv.streaming.long_term import ThreadMemory
 from ragkv.streaming.reading import State
-from ragkv.streaming.session import Session, layout_for
+from ragkv.streaming.session import Session
 from ragkv.streaming.session_checks import check_cache, check_chat, check_turns
 from ragkv.streaming.turns import Turn, Turns
 from ragkv.streaming.window import Window

@@ -17,10 +17,10 @@ from ragkv.engine import Engine
 from ragkv.errors import ConfigError
 from ragkv.messages import Message
 from ragkv.policies import StreamingLLM
-from ragkv.streaming.cache import Layout
 from ragkv.streaming.conversation import Conversation, Entry
+from ragkv.streaming.layout import Layout, layout_for
 from ragkv.streaming.long_term import MemoryStore
-from ragkv.streaming.session import Session, layout_for
+from ragkv.streaming.session import Session
 from ragkv.tools import ToolSpec
 
 

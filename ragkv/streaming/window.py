@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from ragkv.errors import Cancelled
 from ragkv.streaming.cache import StreamingCache, read
-from ragkv.streaming.turns import Turn, Turns
+from ragkv.streaming.turns import MemoryReport, Turn, Turns
 
 
 @dataclass
@@ -31,6 +31,21 @@ class Window:
     def limit(self) -> int:
         """Tokens that one turn can have: all that is not pinned."""
         return self.cache.capacity - self.cache.pinned
+
+    def report(self, recalled: tuple[int, ...]) -> MemoryReport:
+        """What is remembered and what was dropped; `recalled` are the turns that the last prompt was reminded of."""
+        live = self.turns.live
+        return MemoryReport(
+            tokens_seen=self.tokens_seen,
+            tokens_held=len(self.cache),
+            pinned_tokens=min(self.cache.pinned, len(self.cache)),
+            capacity=self.cache.capacity,
+            cache_bytes=self.cache.nbytes,
+            turns=self.turns.count,
+            remembered_turns=tuple(turn.number for turn in live if not turn.dropped),
+            partial_turns=tuple(turn.number for turn in live if turn.dropped),
+            recalled_turns=recalled,
+        )
 
     def read(
         self,
