@@ -55,12 +55,15 @@ def test_the_command(tmp_path: Path) -> None:
     plain_model("llama").save_pretrained(tmp_path / "model")
     tiny_tokenizer().save_pretrained(tmp_path / "model")
     command = ["reuse", "--model", str(tmp_path / "model"), "--lengths", "512,100000", "--budget", "600"]
-    done = CliRunner().invoke(app, [*command, "--repeats", "1", "--out", str(tmp_path / "out")], catch_exceptions=False)
+    done = CliRunner().invoke(
+        app, [*command, "--repeats", "1", "--int8", "--out", str(tmp_path / "out")], catch_exceptions=False
+    )
     assert done.exit_code == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
     assert [row["length"] for row in result["rows"]] == [512] * 4 + [1023] * 4
     assert [row["mode"] for row in result["rows"]] == [*MODES] * 2
     assert result["rows"][7]["cache_read_tokens"] == 896
+    assert [(error["length"], error["divergence"] > 0) for error in result["int8"]] == [(512, True), (1023, True)]
     assert json.loads((tmp_path / "out" / "reuse.json").read_text()) == result
     assert (tmp_path / "out" / "reuse.md").read_text().startswith("| tokens |")
 

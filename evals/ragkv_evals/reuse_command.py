@@ -14,6 +14,7 @@ from ragkv.errors import ConfigError
 from ragkv.models import load
 from ragkv.policies import Policy, SnapKV
 from ragkv_evals.console import console, write_result
+from ragkv_evals.int8_error import QUESTIONS, int8_error
 from ragkv_evals.long_text import long_text
 from ragkv_evals.reuse import MODES, QUESTION_TOKENS, Cell, measure
 from ragkv_evals.speed_report import machine
@@ -46,6 +47,7 @@ def reuse(
     budget: Annotated[int, typer.Option(help="Entries kept per KV head; half of a prompt that is no longer.")] = 4096,
     repeats: Annotated[int, typer.Option(min=1, help="Rounds over all modes; medians are reported.")] = 3,
     text: Annotated[Path | None, typer.Option(help="Text file to read instead of the bundled sample.")] = None,
+    int8: Annotated[bool, typer.Option("--int8", help="Also what K/V in eight bits on the disk do to logits.")] = False,
     device: Annotated[str | None, typer.Option(help="Such as cpu or cuda:0.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for reuse.json and reuse.md.")] = None,
 ) -> None:
@@ -54,17 +56,25 @@ def reuse(
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     loaded = load(model, device=device)
     fitting = sorted({min(length, loaded.context_length - 1) for length in wanted})
-    tokens = long_text(loaded.tokenizer, fitting[-1] + 2 * QUESTION_TOKENS, text)
+    spare = QUESTIONS if int8 else 2
+    tokens = long_text(loaded.tokenizer, fitting[-1] + spare * QUESTION_TOKENS, text)
 
     def policy(length: int) -> Policy:
         return SnapKV(max_capacity_prompt=budget if length > budget else length // 2)
 
     with console.status("") as status:
         cells = measure(loaded, policy, tokens, fitting, repeats, status.update)
+        status.update("K/V in eight bits")
+        errors = [int8_error(loaded, tokens, length) for length in fitting] if int8 else []
     found = rows(cells)
     console.print(rich_table(found, f"{loaded.name}, medians of {repeats} repeats"))
+    for error in errors:
+        console.print(str(error))
     settings = {"model": loaded.name, "budget": budget, "repeats": repeats, **machine(loaded.model)}
-    write_result({**settings, "rows": [asdict(row) for row in found]}, "reuse", out)
+    measured = {"rows": [asdict(row) for row in found]} | (
+        {"int8": [asdict(error) for error in errors]} if int8 else {}
+    )
+    write_result({**settings, **measured}, "reuse", out)
     if out is not None:
         (out / "reuse.md").write_text(markdown_table(found))
 
