@@ -65,7 +65,9 @@ def test_the_command(tmp_path: Path) -> None:
     assert result["rows"][7]["cache_read_tokens"] == 896
     assert [(error["length"], error["divergence"] > 0) for error in result["int8"]] == [(512, True), (1023, True)]
     assert json.loads((tmp_path / "out" / "reuse.json").read_text()) == result
-    assert (tmp_path / "out" / "reuse.md").read_text().startswith("| tokens |")
+    report = (tmp_path / "out" / "reuse.md").read_text()
+    assert report.startswith("| tokens |")
+    assert "\n512 tokens, K/V of 384 from the disk in eight bits: " in report
 
 
 @pytest.mark.parametrize("lengths", ["511", "many", "4096,x"])

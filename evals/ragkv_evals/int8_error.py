@@ -23,7 +23,8 @@ class Int8Error:
 
     Attributes:
         length: tokens of a prompt, of which `cache_read_tokens` were read from the folder.
-        divergence: mean and largest Kullback-Leibler divergence from the exact distribution of the next token, in nats.
+        divergence, largest_divergence: Kullback-Leibler divergence from the exact distribution of the next token, in
+            nats: its mean and its largest.
         same_token: share of questions whose most likely next token stays the same.
     """
 

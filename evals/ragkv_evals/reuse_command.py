@@ -71,12 +71,10 @@ def reuse(
     for error in errors:
         console.print(str(error))
     settings = {"model": loaded.name, "budget": budget, "repeats": repeats, **machine(loaded.model)}
-    measured = {"rows": [asdict(row) for row in found]} | (
-        {"int8": [asdict(error) for error in errors]} if int8 else {}
-    )
+    measured = {"rows": [asdict(row) for row in found], "int8": [asdict(error) for error in errors]}
     write_result({**settings, **measured}, "reuse", out)
     if out is not None:
-        (out / "reuse.md").write_text(markdown_table(found))
+        (out / "reuse.md").write_text(markdown_table(found) + "".join(f"\n{error}\n" for error in errors))
 
 
 def _lengths(text: str) -> list[int]:
